@@ -1,0 +1,276 @@
+"""How amounts move between holds, accounts and the ledger: taking, booking, returning, expiring.
+
+Nothing here decides or refuses; that is done before anything moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from uuid import UUID
+
+from tests.model.amounts import ZERO
+from tests.model.catalog import Catalog, Tenant
+from tests.model.errors import ModelError
+from tests.model.holds import Entry, Hold, Line, spread, total
+from tests.model.limits import Account, Limit, Numbers, Row, judge, row_of
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What one request asks of one account. `limit` None: it is no longer in force, so nothing is compared."""
+
+    account: Account
+    limit: Limit | None
+    cost: Fraction
+
+
+class Booking(Catalog):
+    """The mechanical half of the operations."""
+
+    # --- seeing -------------------------------------------------------------------------------------------------
+
+    def _rows(self, owner: Tenant, accounts: Iterable[Account]) -> list[Row]:
+        """Accounts as anyone may see them now: an overdue hold counts as its expiry will book it."""
+        rows = []
+        for account in sorted(accounts, key=lambda each: each.key):
+            limit = self.effective(owner, account.subject).get(account.name)
+            if limit is not None:
+                seen = self._expiry_view(owner, account, limit, account.numbers(limit, self.now))
+                rows.append(row_of(account, limit, seen, self.now))
+        return rows
+
+    def _expiry_view(self, owner: Tenant, account: Account, limit: Limit, numbers: Numbers) -> Numbers:
+        """The numbers with every overdue hold counted as its expiry will book it."""
+        spent, reserved, level = numbers.spent, numbers.reserved, numbers.level
+        for hold, line in self._lines(owner, account):
+            if not hold.overdue(self.now):
+                continue
+            if limit.kind == "bucket":
+                level += ZERO if line.charge else line.remaining
+            elif limit.kind == "concurrency":
+                reserved -= line.held
+            elif line.current and (line.window is None or numbers.window is not None):
+                reserved -= line.remaining
+                spent += line.remaining if line.charge else ZERO
+        if limit.kind == "bucket":
+            assert limit.capacity is not None
+            level = min(limit.capacity, level)
+        return Numbers(spent, reserved, level, numbers.window)
+
+    def _judge(self, demands: list[Demand], headroom: Fraction) -> list[Row]:
+        """The violated limits, on the stored numbers: holds that nobody has closed yet still stand in them."""
+        found = []
+        for demand in demands:
+            if demand.limit is None:
+                continue
+            numbers = demand.account.numbers(demand.limit, self.now)
+            row = judge(demand.account, demand.limit, numbers, demand.cost, headroom, self.now)
+            if row is not None:
+                found.append(row)
+        return found
+
+    def _violations(self, owner: Tenant, demands: list[Demand], headroom: Fraction) -> list[Row]:
+        """Judge; if something does not fit, close the overdue holds in its way and judge again.
+
+        Exactly these are closed: all overdue holds that have a line, in whatever window, on an account that was
+        violated on the stored numbers. A request that fits on the stored numbers closes none; a frozen one is never
+        judged and closes none. It matters for buckets only, where a refund counts when it is swept.
+        """
+        violated = self._judge(demands, headroom)
+        if not violated:
+            return []
+        places = {(row.subject, row.limit_name) for row in violated}
+        for hold in self._overdue(owner):
+            if any((line.account.subject, line.account.name) in places for line in hold.lines):
+                self._expire(owner, hold)
+        return self._judge(demands, headroom)
+
+    # --- taking and returning -----------------------------------------------------------------------------------
+
+    def _in_force(self, owner: Tenant, line: Line) -> Limit:
+        """The limit through which a line's account is read: the one in force, or the last one that was."""
+        line.limit = self.effective(owner, line.account.subject).get(line.account.name, line.limit)
+        return line.limit
+
+    def _take(self, owner: Tenant, hold: Hold, demand: Demand) -> None:
+        """Hold an amount on an account: the last line grows while its window lasts, else a further line begins."""
+        account, limit = demand.account, demand.limit
+        own = [line for line in hold.lines if line.account is account]
+        limit = limit or own[-1].limit
+        account = owner.accounts.setdefault((account.subject, account.name), account)
+        account.turn_window(self.now)
+        if account.shape.kind == "bucket":
+            account.shift_level(limit, self.now, -demand.cost)
+        else:
+            account.reserved += demand.cost
+        if own and own[-1].current:
+            own[-1].held += demand.cost
+        else:
+            charge = "charge" in (hold.on_expiry, limit.on_expiry)
+            hold.lines.append(Line(account, account.window, demand.cost, charge, limit))
+
+    def _give_back(self, owner: Tenant, line: Line, given: Fraction) -> None:
+        """Return a part of what a line holds: to its window if that is still the stored one, else to nobody."""
+        line.held -= given
+        if line.account.shape.kind == "bucket":
+            line.account.shift_level(self._in_force(owner, line), self.now, given)
+        elif line.current:
+            line.account.reserved -= given
+
+    def _lower(self, owner: Tenant, lines: list[Line], amount: Fraction) -> None:
+        """Take a part of a hold back, from the last line first, never below what is booked."""
+        for line in reversed(lines):
+            given = min(amount, line.remaining)
+            if given:
+                self._give_back(owner, line, given)
+                amount -= given
+
+    # --- booking ------------------------------------------------------------------------------------------------
+
+    def _enter(self, owner: Tenant, line: Line, kind: str, amount: Fraction, reservation: UUID | None) -> None:
+        """Write one entry into the line's own window; zero is not written. The counter follows if it is that window."""
+        if not amount:
+            return
+        entry = Entry(line.account, line.window, kind, amount, reservation)
+        owner.entries.append(entry)
+        if line.account.shape.kind == "budget" and line.current:
+            line.account.spent += entry.signed
+
+    def _book(self, owner: Tenant, hold: Hold, totals: dict[str, Fraction], close: bool) -> None:
+        """Book an open hold up to its totals; at the close the rest returns, and the slots are free."""
+        for line, share in _shares(hold, totals):
+            bucket = line.account.shape.kind == "bucket"
+            within = min(share, line.held) - min(line.booked, line.held)
+            beyond = max(share - line.held, ZERO) - max(line.booked - line.held, ZERO)
+            before, remaining = line.taken, line.remaining
+            line.booked = share
+            self._enter(owner, line, "settle", within, hold.id)
+            self._enter(owner, line, "overage", beyond, hold.id)
+            after = share if close else line.taken
+            if bucket:
+                self._touch(owner, line, before - after)
+            elif line.current:
+                line.account.reserved -= remaining if close else remaining - line.remaining
+        if close:
+            self._free_slots(hold)
+
+    def _touch(self, owner: Tenant, line: Line, change: Fraction) -> None:
+        line.account.shift_level(self._in_force(owner, line), self.now, change)
+
+    def _free_slots(self, hold: Hold) -> None:
+        for line in hold.lines:
+            if line.account.shape.kind == "concurrency":
+                line.account.reserved -= line.held
+
+    def _correct(self, owner: Tenant, hold: Hold, totals: dict[str, Fraction], more: str, late: bool) -> None:
+        """Bring what a closed hold has booked to its true totals. A late settle never gives to a bucket."""
+        for line, share in _shares(hold, totals):
+            change = share - line.booked
+            line.booked = share
+            self._enter(owner, line, more if change > 0 else "correction_down", abs(change), hold.id)
+            if line.account.shape.kind == "bucket":
+                self._touch(owner, line, -max(change, ZERO) if late else -change)
+
+    def _check_not_credited(self, hold: Hold, totals: dict[str, Fraction]) -> None:
+        """What has been credited stays booked: a later total below it would take it back twice."""
+        for line, share in _shares(hold, totals):
+            if share < line.credited:
+                raise ModelError("total_decreased", f"{line.credited} of {line.account.name} is credited already")
+
+    # --- closing ------------------------------------------------------------------------------------------------
+
+    def _overdue(self, owner: Tenant) -> list[Hold]:
+        """Open holds whose time has passed, oldest first."""
+        found = [hold for hold in owner.holds.values() if hold.overdue(self.now)]
+        return sorted(found, key=lambda hold: (hold.expires_at, hold.id))
+
+    def _expire(self, owner: Tenant, hold: Hold) -> bool:
+        """What the reaper does to one hold: each line returns or books what it still holds. True if any was booked."""
+        charged = False
+        for line in hold.lines:
+            if line.account.shape.kind == "concurrency":
+                continue
+            rest = line.remaining
+            if line.charge:
+                charged = charged or rest > 0
+                line.booked += rest
+                self._enter(owner, line, "charge", rest, hold.id)
+                if line.account.shape.kind == "budget" and line.current:
+                    line.account.reserved -= rest
+            else:
+                self._return(owner, line)
+        self._free_slots(hold)
+        hold.state = "expired"
+        return charged
+
+    def _return(self, owner: Tenant, line: Line) -> None:
+        """What a closing line still holds goes back. `held` itself stays: a late settle is compared with it."""
+        if line.account.shape.kind == "bucket":
+            self._touch(owner, line, line.remaining)
+        elif line.current:
+            line.account.reserved -= line.remaining
+
+    def _settle_down(self, owner: Tenant, name: str) -> None:
+        """No hold may be open on a subject or below it; overdue ones close here."""
+        touched = [hold for hold in owner.holds.values() if hold.state == "held" and name in hold.subjects]
+        if any(not hold.overdue(self.now) for hold in touched):
+            raise ModelError("has_open_holds", name)
+        for hold in sorted(touched, key=lambda each: (each.expires_at, each.id)):
+            self._expire(owner, hold)
+
+    # --- proof --------------------------------------------------------------------------------------------------
+
+    def check(self, tenant: str | None = None) -> list[str]:
+        """The invariants of the contract, over one tenant or all; a sentence per violation."""
+        owners = [self._tenant(tenant)] if tenant is not None else list(self.tenants.values())
+        return [f"{owner.name}: {found}" for owner in owners for found in self._check(owner)]
+
+    def _check(self, owner: Tenant) -> list[str]:
+        found: list[str] = []
+        for account in owner.accounts.values():
+            where = f"{account.subject} {account.name}"
+            open_lines = [line for hold, line in self._lines(owner, account) if hold.state == "held" and line.current]
+            held = total(line.held if account.shape.kind == "concurrency" else line.remaining for line in open_lines)
+            mine = [e for e in owner.entries if e.account is account and e.window == account.window]
+            spent = total(entry.signed for entry in mine)
+            if account.shape.kind != "bucket" and account.reserved != held:
+                found.append(f"{where}: reserved {account.reserved}, open holds {held}")
+            if account.shape.kind == "budget" and account.spent != spent:
+                found.append(f"{where}: spent {account.spent}, entries {spent}")
+            if min(account.spent, account.reserved, account.level or ZERO) < 0:
+                found.append(f"{where}: something is negative")
+            limit = self.effective(owner, account.subject).get(account.name)
+            if limit is not None and limit.kind == "bucket":
+                level = account.level_now(limit, self.now)
+                if not 0 <= level <= (limit.capacity or ZERO):
+                    found.append(f"{where}: level {level} outside 0..{limit.capacity}")
+        for hold in owner.holds.values():
+            found.extend(self._check_outcome(owner, hold))
+        return found
+
+    def _check_outcome(self, owner: Tenant, hold: Hold) -> list[str]:
+        """The entries of a reservation sum to what it says it booked; settled, to its totals."""
+        found = []
+        for unit in hold.held:
+            for lines in hold.lines_of(unit):
+                account = lines[0].account
+                booked = total(
+                    e.signed
+                    for e in owner.entries
+                    if e.reservation == hold.id and e.account is account and e.kind != "credit"
+                )
+                said = total(line.booked for line in lines)
+                if booked != said or (hold.totals is not None and said != hold.totals[unit]):
+                    found.append(f"{hold.id} {account.name}: entries {booked}, lines {said}, totals {hold.totals}")
+        return found
+
+
+def _shares(hold: Hold, totals: dict[str, Fraction]) -> list[tuple[Line, Fraction]]:
+    """Every booking line with its share of its unit's total."""
+    found: list[tuple[Line, Fraction]] = []
+    for unit in totals:
+        for lines in hold.lines_of(unit):
+            found.extend(zip(lines, spread(lines, totals[unit]), strict=True))
+    return found
