@@ -14,16 +14,16 @@ from tests.model.amounts import ZERO
 from tests.model.catalog import Catalog, Tenant
 from tests.model.errors import ModelError
 from tests.model.holds import Entry, Hold, Line, spread, total
-from tests.model.limits import Account, Limit, Numbers, Row, judge, row_of
+from tests.model.limits import Account, Numbers, Row, judge, row_of
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What one request asks of one account. `limit` None: it is no longer in force, so nothing is compared."""
+    """What one request asks of one account. Nothing is compared with a limit that is no longer in force."""
 
     account: Account
-    limit: Limit | None
     cost: Fraction
+    in_force: bool = True
 
 
 class Booking(Catalog):
@@ -33,43 +33,35 @@ class Booking(Catalog):
 
     def _rows(self, owner: Tenant, accounts: Iterable[Account]) -> list[Row]:
         """Accounts as anyone may see them now: an overdue hold counts as its expiry will book it."""
-        rows = []
-        for account in sorted(accounts, key=lambda each: each.key):
-            limit = self.effective(owner, account.subject).get(account.name)
-            if limit is not None:
-                seen = self._expiry_view(owner, account, limit, account.numbers(limit, self.now))
-                rows.append(row_of(account, limit, seen, self.now))
-        return rows
+        return [
+            row_of(account, self._expiry_view(owner, account), self.now)
+            for account in sorted(accounts, key=lambda each: each.key)
+        ]
 
-    def _expiry_view(self, owner: Tenant, account: Account, limit: Limit, numbers: Numbers) -> Numbers:
+    def _expiry_view(self, owner: Tenant, account: Account) -> Numbers:
         """The numbers with every overdue hold counted as its expiry will book it."""
+        numbers = account.numbers(self.now)
         spent, reserved, level = numbers.spent, numbers.reserved, numbers.level
         for hold, line in self._lines(owner, account):
-            if not hold.overdue(self.now):
+            counts = line.current and (line.window is None or numbers.window is not None)
+            if not hold.overdue(self.now) or not counts:
                 continue
-            if limit.kind == "bucket":
-                level += ZERO if line.charge else line.remaining
-            elif limit.kind == "concurrency":
-                reserved -= line.held
-            elif line.current and (line.window is None or numbers.window is not None):
-                reserved -= line.remaining
-                spent += line.remaining if line.charge else ZERO
-        if limit.kind == "bucket":
-            assert limit.capacity is not None
-            level = min(limit.capacity, level)
-        return Numbers(spent, reserved, level, numbers.window)
+            reserved -= line.remaining
+            if line.charge:
+                spent += line.remaining
+            else:
+                level += line.remaining
+        capacity = account.limit.capacity
+        return Numbers(spent, reserved, level if capacity is None else min(capacity, level), numbers.window)
 
     def _judge(self, demands: list[Demand], headroom: Fraction) -> list[Row]:
         """The violated limits, on the stored numbers: holds that nobody has closed yet still stand in them."""
-        found = []
-        for demand in demands:
-            if demand.limit is None:
-                continue
-            numbers = demand.account.numbers(demand.limit, self.now)
-            row = judge(demand.account, demand.limit, numbers, demand.cost, headroom, self.now)
-            if row is not None:
-                found.append(row)
-        return found
+        rows = [
+            judge(demand.account, demand.account.numbers(self.now), demand.cost, headroom, self.now)
+            for demand in demands
+            if demand.in_force
+        ]
+        return [row for row in rows if row is not None]
 
     def _violations(self, owner: Tenant, demands: list[Demand], headroom: Fraction) -> list[Row]:
         """Judge; if something does not fit, close the overdue holds in its way and judge again.
@@ -89,43 +81,37 @@ class Booking(Catalog):
 
     # --- taking and returning -----------------------------------------------------------------------------------
 
-    def _in_force(self, owner: Tenant, line: Line) -> Limit:
-        """The limit through which a line's account is read: the one in force, or the last one that was."""
-        line.limit = self.effective(owner, line.account.subject).get(line.account.name, line.limit)
-        return line.limit
-
     def _take(self, owner: Tenant, hold: Hold, demand: Demand) -> None:
         """Hold an amount on an account: the last line grows while its window lasts, else a further line begins."""
-        account, limit = demand.account, demand.limit
+        account = owner.accounts.setdefault((demand.account.subject, demand.account.name), demand.account)
         own = [line for line in hold.lines if line.account is account]
-        limit = limit or own[-1].limit
-        account = owner.accounts.setdefault((account.subject, account.name), account)
         account.turn_window(self.now)
-        if account.shape.kind == "bucket":
-            account.shift_level(limit, self.now, -demand.cost)
-        else:
-            account.reserved += demand.cost
+        account.reserved += demand.cost
+        self._shift(account, -demand.cost)
         if own and own[-1].current:
             own[-1].held += demand.cost
         else:
-            charge = "charge" in (hold.on_expiry, limit.on_expiry)
-            hold.lines.append(Line(account, account.window, demand.cost, charge, limit))
+            charge = account.shape.kind != "concurrency" and "charge" in (hold.on_expiry, account.limit.on_expiry)
+            hold.lines.append(Line(account, account.window, demand.cost, own[-1].charge if own else charge))
 
-    def _give_back(self, owner: Tenant, line: Line, given: Fraction) -> None:
-        """Return a part of what a line holds: to its window if that is still the stored one, else to nobody."""
-        line.held -= given
-        if line.account.shape.kind == "bucket":
-            line.account.shift_level(self._in_force(owner, line), self.now, given)
-        elif line.current:
-            line.account.reserved -= given
+    def _shift(self, account: Account, change: Fraction) -> None:
+        """Touch a bucket."""
+        if account.shape.kind == "bucket":
+            account.shift_level(self.now, change)
 
-    def _lower(self, owner: Tenant, lines: list[Line], amount: Fraction) -> None:
+    def _unhold(self, line: Line, amount: Fraction) -> None:
+        """An amount is held no more: the counter follows while the line's window is the stored one."""
+        if line.current:
+            line.account.reserved -= amount
+
+    def _lower(self, lines: list[Line], amount: Fraction) -> None:
         """Take a part of a hold back, from the last line first, never below what is booked."""
         for line in reversed(lines):
             given = min(amount, line.remaining)
-            if given:
-                self._give_back(owner, line, given)
-                amount -= given
+            line.held -= given
+            amount -= given
+            self._unhold(line, given)
+            self._shift(line.account, given)
 
     # --- booking ------------------------------------------------------------------------------------------------
 
@@ -141,28 +127,21 @@ class Booking(Catalog):
     def _book(self, owner: Tenant, hold: Hold, totals: dict[str, Fraction], close: bool) -> None:
         """Book an open hold up to its totals; at the close the rest returns, and the slots are free."""
         for line, share in _shares(hold, totals):
-            bucket = line.account.shape.kind == "bucket"
             within = min(share, line.held) - min(line.booked, line.held)
             beyond = max(share - line.held, ZERO) - max(line.booked - line.held, ZERO)
-            before, remaining = line.taken, line.remaining
+            taken, remaining = line.taken, line.remaining
             line.booked = share
             self._enter(owner, line, "settle", within, hold.id)
             self._enter(owner, line, "overage", beyond, hold.id)
-            after = share if close else line.taken
-            if bucket:
-                self._touch(owner, line, before - after)
-            elif line.current:
-                line.account.reserved -= remaining if close else remaining - line.remaining
+            self._unhold(line, remaining if close else remaining - line.remaining)
+            self._shift(line.account, taken - (share if close else line.taken))
         if close:
             self._free_slots(hold)
-
-    def _touch(self, owner: Tenant, line: Line, change: Fraction) -> None:
-        line.account.shift_level(self._in_force(owner, line), self.now, change)
 
     def _free_slots(self, hold: Hold) -> None:
         for line in hold.lines:
             if line.account.shape.kind == "concurrency":
-                line.account.reserved -= line.held
+                self._unhold(line, line.held)
 
     def _correct(self, owner: Tenant, hold: Hold, totals: dict[str, Fraction], more: str, late: bool) -> None:
         """Bring what a closed hold has booked to its true totals. A late settle never gives to a bucket."""
@@ -170,8 +149,7 @@ class Booking(Catalog):
             change = share - line.booked
             line.booked = share
             self._enter(owner, line, more if change > 0 else "correction_down", abs(change), hold.id)
-            if line.account.shape.kind == "bucket":
-                self._touch(owner, line, -max(change, ZERO) if late else -change)
+            self._shift(line.account, -max(change, ZERO) if late else -change)
 
     def _check_not_credited(self, hold: Hold, totals: dict[str, Fraction]) -> None:
         """What has been credited stays booked: a later total below it would take it back twice."""
@@ -190,27 +168,21 @@ class Booking(Catalog):
         """What the reaper does to one hold: each line returns or books what it still holds. True if any was booked."""
         charged = False
         for line in hold.lines:
-            if line.account.shape.kind == "concurrency":
-                continue
             rest = line.remaining
+            self._unhold(line, rest)
             if line.charge:
                 charged = charged or rest > 0
                 line.booked += rest
                 self._enter(owner, line, "charge", rest, hold.id)
-                if line.account.shape.kind == "budget" and line.current:
-                    line.account.reserved -= rest
-            else:
-                self._return(owner, line)
-        self._free_slots(hold)
+            self._shift(line.account, ZERO if line.charge else rest)
         hold.state = "expired"
         return charged
 
-    def _return(self, owner: Tenant, line: Line) -> None:
-        """What a closing line still holds goes back. `held` itself stays: a late settle is compared with it."""
-        if line.account.shape.kind == "bucket":
-            self._touch(owner, line, line.remaining)
-        elif line.current:
-            line.account.reserved -= line.remaining
+    def _return(self, hold: Hold) -> None:
+        """What a hold still holds goes back. `held` itself stays: a late settle is compared with it."""
+        for line in hold.lines:
+            self._unhold(line, line.remaining)
+            self._shift(line.account, line.remaining)
 
     def _settle_down(self, owner: Tenant, name: str) -> None:
         """No hold may be open on a subject or below it; overdue ones close here."""
@@ -232,20 +204,19 @@ class Booking(Catalog):
         for account in owner.accounts.values():
             where = f"{account.subject} {account.name}"
             open_lines = [line for hold, line in self._lines(owner, account) if hold.state == "held" and line.current]
-            held = total(line.held if account.shape.kind == "concurrency" else line.remaining for line in open_lines)
+            held = total(line.remaining for line in open_lines)
             mine = [e for e in owner.entries if e.account is account and e.window == account.window]
             spent = total(entry.signed for entry in mine)
-            if account.shape.kind != "bucket" and account.reserved != held:
+            if account.reserved != held:
                 found.append(f"{where}: reserved {account.reserved}, open holds {held}")
             if account.shape.kind == "budget" and account.spent != spent:
                 found.append(f"{where}: spent {account.spent}, entries {spent}")
             if min(account.spent, account.reserved, account.level or ZERO) < 0:
                 found.append(f"{where}: something is negative")
-            limit = self.effective(owner, account.subject).get(account.name)
-            if limit is not None and limit.kind == "bucket":
-                level = account.level_now(limit, self.now)
-                if not 0 <= level <= (limit.capacity or ZERO):
-                    found.append(f"{where}: level {level} outside 0..{limit.capacity}")
+            if account.shape.kind == "bucket":
+                level, capacity = account.level_now(self.now), account.limit.capacity
+                if capacity is None or not 0 <= level <= capacity:
+                    found.append(f"{where}: level {level} outside 0..{capacity}")
         for hold in owner.holds.values():
             found.extend(self._check_outcome(owner, hold))
         return found

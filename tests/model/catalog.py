@@ -19,7 +19,7 @@ from tests.model.amounts import (
 )
 from tests.model.errors import ModelError
 from tests.model.holds import Entry, Hold, Line, Note
-from tests.model.limits import Account, Limit, Numbers, Shape
+from tests.model.limits import Account, Limit, Shape
 from tests.model.windows import check_period, check_zone
 
 MAXIMUM_LINEAGE = 8
@@ -179,6 +179,7 @@ class Catalog:
         self._check_shape(owner, subject, limit)
         owner.shapes[subject, name] = limit.shape
         owner.limits.setdefault(subject, {})[name] = replace(limit, on_expiry=on_expiry, required=required)
+        self._rebind(owner)
 
     def remove_limit(self, subject: str, name: str, tenant: str = "default") -> None:
         """It takes no new holds; the next in precedence shows again. The counters stay, and so does the shape."""
@@ -188,6 +189,7 @@ class Catalog:
         if name not in owner.limits.get(subject, {}):
             raise ModelError("unknown_limit", name)
         del owner.limits[subject][name]
+        self._rebind(owner)
 
     def set_tier_limit(
         self,
@@ -208,6 +210,7 @@ class Catalog:
             self._check_shape(owner, None, limit)
         home = owners[0].tiers if tenant is not None else self.built_in
         home.setdefault(tier, Tier()).limits[name] = limit
+        self._rebind(*owners)
 
     def set_rate_tier(self, subject: str, tier: str, tenant: str = "default") -> None:
         """From the next reservation on the key has the limits of this tier; what it used stays."""
@@ -216,6 +219,7 @@ class Catalog:
         found = self._subject(owner, check_subject(subject))
         self._check_tier(owner, subject, tier)
         found.rate_tier = tier
+        self._rebind(owner)
 
     def retire_tier(self, tier: str, tenant: str | None = None) -> None:
         """Keys that name it act as `basic` from now on."""
@@ -223,6 +227,7 @@ class Catalog:
         if tier not in home or home[tier].retired:
             raise ModelError("unknown_tier", tier)
         home[tier].retired = True
+        self._rebind(*([self._tenant(tenant)] if tenant is not None else self.tenants.values()))
 
     # --- resolution ---------------------------------------------------------------------------------------------
 
@@ -275,8 +280,15 @@ class Catalog:
         return found
 
     def _account(self, owner: Tenant, subject: str, limit: Limit) -> Account:
-        """The stored account, or the blank one that its first use would create."""
-        return owner.accounts.get((subject, limit.name)) or Account(subject, limit.name, limit.shape)
+        """The stored account, or the blank one that its first use would create, with the numbers in force."""
+        blank = Account(subject, limit.name, limit.shape, limit)
+        return owner.accounts.get((subject, limit.name), blank)
+
+    def _rebind(self, *owners: Tenant) -> None:
+        """After every change of definitions: accounts follow; one without a definition keeps the numbers it had."""
+        for owner in owners:
+            for (subject, name), account in owner.accounts.items():
+                account.limit = self.effective(owner, subject).get(name, account.limit)
 
     def _check_tier(self, owner: Tenant, subject: str, tier: str | None) -> None:
         if tier is None:
@@ -333,9 +345,6 @@ class Catalog:
 
     def _settle_down(self, owner: Tenant, name: str) -> None:
         """No hold may be open on a subject or below it; overdue ones close here."""
-        raise NotImplementedError
-
-    def _expiry_view(self, owner: Tenant, account: Account, limit: Limit, numbers: Numbers) -> Numbers:
         raise NotImplementedError
 
     def _lines(self, owner: Tenant, account: Account) -> Iterator[tuple[Hold, Line]]:

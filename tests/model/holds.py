@@ -9,7 +9,7 @@ from fractions import Fraction
 from uuid import UUID
 
 from tests.model.amounts import ZERO
-from tests.model.limits import Account, Limit
+from tests.model.limits import Account
 from tests.model.windows import Window
 
 ADDING = ("settle", "overage", "late", "charge", "record", "carried", "correction_up")
@@ -20,15 +20,14 @@ TAKING = ("correction_down", "credit")
 class Line:
     """What one reservation holds on one account in one of its windows.
 
-    `charge`: whether expiry books what is still held; fixed when the line was taken, so that expiry depends on the
-    reservation alone. `limit` is the one in force when the line was last touched, for accounts whose limit is gone.
+    `charge`: whether expiry books what is still held; fixed when the account's first line was taken, so that expiry
+    depends on the reservation alone.
     """
 
     account: Account
     window: Window | None
     held: Fraction
     charge: bool
-    limit: Limit
     booked: Fraction = ZERO
     credited: Fraction = ZERO
 
@@ -50,23 +49,27 @@ class Line:
 
 @dataclass
 class Hold:
-    """A reservation. `held` are its totals per unit, `booked` what partial settles have booked of them."""
+    """A reservation. `held` are its totals per unit, `booked` what partial settles have booked of them.
+
+    A record is one that is born settled: its id is taken, its totals stand, and it can be credited.
+    """
 
     id: UUID
     subject: str
     also: tuple[str, ...]
     asked: dict[str, Fraction]
     held: dict[str, Fraction]
-    headroom: Fraction
-    on_expiry: str | None
     expires_at: datetime
     subjects: frozenset[str]
+    headroom: Fraction = ZERO
+    on_expiry: str | None = None
     lines: list[Line] = field(default_factory=list)
     state: str = "held"
     booked: dict[str, Fraction] = field(default_factory=dict)
     totals: dict[str, Fraction] | None = None
     correctable: bool = False
     late: bool = False
+    record: bool = False
     overage: dict[str, Fraction] = field(default_factory=dict)
 
     def overdue(self, now: datetime) -> bool:
@@ -82,8 +85,9 @@ class Hold:
         return [groups[key] for key in sorted(groups)]
 
     def books(self, unit: str) -> bool:
-        """Whether a total of this unit is booked anywhere: slots are not, nor a unit that nothing limits."""
-        return bool(self.lines_of(unit))
+        """Whether totals of this unit count. Slots are never booked, so their totals are nobody's business."""
+        kinds = {line.account.shape.kind for line in self.lines if line.account.shape.unit == unit}
+        return kinds != {"concurrency"}
 
     def filled(self, costs: dict[str, Fraction]) -> dict[str, Fraction]:
         """Totals of a settle: units left out stand at the hold, or at what is booked above it."""
@@ -92,10 +96,10 @@ class Hold:
 
 @dataclass(frozen=True)
 class Note:
-    """An id that a record or a credit has used, with what it asked for."""
+    """What a credit with an id of its own asked for."""
 
-    kind: str
-    request: object
+    reservation: UUID
+    costs: dict[str, Fraction]
 
 
 @dataclass(frozen=True)

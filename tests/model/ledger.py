@@ -19,7 +19,7 @@ the reaper has run. The exception is the level of a bucket: a refund counts when
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 from fractions import Fraction
@@ -103,36 +103,37 @@ class Ledger(Booking):
         names = _names(subject, also)
         asked = costs_of(costs)
         owner = self._tenant(tenant)
-        if id is not None and (known := self._known(owner, id, names, asked)) is not None:
+        if (known := self._known(owner, id, names, asked)) is not None:
             return self._replay(owner, known)
         demands, units = self._demands(owner, names, asked, IMPLIED_UNITS)
         if (refusal := self._refusal(owner, names, demands, exact_headroom)) is not None:
             return refusal
-        hold = Hold(
-            id=id or assigned or uuid4(),
-            subject=subject,
-            also=tuple(names[1:]),
-            asked=asked,
-            held=units,
-            headroom=exact_headroom,
-            on_expiry=on_expiry,
-            expires_at=self.now + exact_ttl,
-            subjects=frozenset(self._resolve(owner, names)),
-        )
+        hold = self._new_hold(owner, id or assigned or uuid4(), names, asked, units)
+        hold.headroom, hold.on_expiry, hold.expires_at = exact_headroom, on_expiry, self.now + exact_ttl
         for demand in demands:
             self._take(owner, hold, demand)
-        owner.holds[hold.id] = hold
-        return self._granted(owner, hold, {d.account.key: d.cost for d in demands}, replayed=False)
+        return self._granted(owner, hold, replayed=False)
 
-    def _known(self, owner: Tenant, known_id: UUID, names: list[str], asked: dict[str, Fraction]) -> Hold | None:
-        """The reservation that this id already is, if the request is the same."""
-        if known_id in owner.notes:
-            raise ModelError("id_conflict", f"{known_id} is a {owner.notes[known_id].kind}")
+    def _known(
+        self, owner: Tenant, known_id: UUID | None, names: list[str], asked: dict[str, Fraction], record: bool = False
+    ) -> Hold | None:
+        """The reservation (or the record) that this id already is, if the request is the same."""
+        if known_id is None:
+            return None
         hold = owner.holds.get(known_id)
         if hold is None:
             return None
-        if (hold.subject, set(hold.also), hold.asked) != (names[0], set(names[1:]), asked):
+        if record != hold.record or (hold.subject, set(hold.also), hold.asked) != (names[0], set(names[1:]), asked):
             raise ModelError("id_conflict", f"{known_id} was another request")
+        return hold
+
+    def _new_hold(
+        self, owner: Tenant, new_id: UUID, names: list[str], asked: dict[str, Fraction], units: dict[str, Fraction]
+    ) -> Hold:
+        """A reservation that has no lines yet."""
+        lineages = frozenset(self._resolve(owner, names))
+        hold = Hold(new_id, names[0], tuple(names[1:]), asked, units, expires_at=self.now, subjects=lineages)
+        owner.holds[new_id] = hold
         return hold
 
     def _replay(self, owner: Tenant, hold: Hold) -> ReserveAnswer:
@@ -140,15 +141,13 @@ class Ledger(Booking):
         if hold.overdue(self.now):
             self._expire(owner, hold)
         if hold.state == "held":
-            return self._granted(owner, hold, self._held_by_account(hold), replayed=True)
+            return self._granted(owner, hold, replayed=True)
         return ReserveAnswer(
             granted=False,
             reservation=hold.id,
             state=hold.state,
             expires_at=hold.expires_at,
-            replayed=True,
             reason="closed",
-            remaining=self._rows(owner, _accounts(hold)),
         )
 
     def _demands(
@@ -174,7 +173,7 @@ class Ledger(Booking):
         for _, limit in found:
             if limit.required and limit.unit not in units and limit.unit not in IMPLIED_UNITS:
                 raise ModelError("unit_missing", limit.unit)
-        demands = [Demand(account, limit, units[limit.unit]) for account, limit in found if limit.unit in units]
+        demands = [Demand(account, units[limit.unit]) for account, limit in found if limit.unit in units]
         for demand in demands:
             if demand.account.shape.kind == "concurrency":
                 whole(demand.cost, demand.account.shape.unit)
@@ -184,15 +183,11 @@ class Ledger(Booking):
         self, owner: Tenant, names: list[str], demands: list[Demand], headroom: Fraction
     ) -> ReserveAnswer | None:
         """The refusal, if something refuses."""
-        accounts = [demand.account for demand in demands]
         for name in names:
             for ancestor in self._lineage(owner, name):
                 if owner.subjects[ancestor].frozen is not None:
                     row = Row(ancestor, "", "", "", None, None, None, None, None, reason="frozen")
-                    remaining = self._rows(owner, accounts)
-                    return ReserveAnswer(
-                        False, reason="frozen", limit_subject=ancestor, remaining=remaining, violations=[row]
-                    )
+                    return ReserveAnswer(False, reason="frozen", limit_subject=ancestor, violations=[row])
         violations = self._violations(owner, demands, headroom)
         if not violations:
             return None
@@ -209,17 +204,14 @@ class Ledger(Booking):
             reserved=worst.reserved,
             requested=cost[worst.subject.encode(), worst.limit_name.encode()],
             retry_after_s=longest_wait(violations),
-            remaining=self._rows(owner, accounts),
+            remaining=self._rows(owner, [demand.account for demand in demands]),
             violations=violations,
         )
 
-    def _granted(
-        self, owner: Tenant, hold: Hold, requested: dict[tuple[bytes, bytes], Fraction], replayed: bool
-    ) -> ReserveAnswer:
-        """A grant shows the tightest limit after the hold."""
+    def _granted(self, owner: Tenant, hold: Hold, replayed: bool) -> ReserveAnswer:
+        """A grant shows the tightest limit after the hold, and what is held of its unit in all."""
         rows = self._rows(owner, _accounts(hold))
         tightest = min(rows, key=lambda row: row.tightness, default=None)
-        key = (tightest.subject.encode(), tightest.limit_name.encode()) if tightest else (b"", b"")
         return ReserveAnswer(
             granted=True,
             reservation=hold.id,
@@ -232,12 +224,9 @@ class Ledger(Booking):
             capacity=tightest.capacity if tightest else None,
             spent=tightest.spent if tightest else None,
             reserved=tightest.reserved if tightest else None,
-            requested=requested.get(key, ZERO) if tightest else None,
+            requested=hold.held[tightest.unit] if tightest else None,
             remaining=rows,
         )
-
-    def _held_by_account(self, hold: Hold) -> dict[tuple[bytes, bytes], Fraction]:
-        return {line.account.key: hold.held[line.account.shape.unit] for line in hold.lines}
 
     # --- settle and release -------------------------------------------------------------------------------------
 
@@ -252,6 +241,8 @@ class Ledger(Booking):
         """Book the true totals in place of the hold; not final: book up to them, and hold the rest on."""
         if outcome not in OUTCOMES or (outcome == "unknown" and (costs is not None or not final)):
             raise ModelError("invalid_argument", f"outcome {outcome}")
+        if costs is None and not final:
+            raise ModelError("invalid_costs", "a settle that is not final says how far it is")
         named = {} if costs is None else costs_of(costs)
         owner = self._tenant(tenant)
         hold = self._hold(owner, id)
@@ -285,7 +276,8 @@ class Ledger(Booking):
         totals = {unit: named.get(unit, hold.booked.get(unit, ZERO)) for unit in hold.held}
         self._check_not_decreased(hold, totals)
         replayed = all(totals[unit] == hold.booked.get(unit, ZERO) for unit in totals if hold.books(unit))
-        self._book(owner, hold, totals, close=False)
+        if not replayed:
+            self._book(owner, hold, totals, close=False)
         hold.booked = {unit: amount for unit, amount in totals.items() if hold.books(unit)}
         return SettleAnswer("held", False, replayed, _overage(hold, totals))
 
@@ -302,10 +294,10 @@ class Ledger(Booking):
             return SettleAnswer("settled", hold.late, True, hold.overage)
         self._check_not_decreased(hold, totals)
         self._check_not_credited(hold, totals)
-        self._correct(owner, hold, totals, more="correction_up", late=hold.late)
+        self._correct(owner, hold, totals, more="correction_up", late=False)
         hold.totals, hold.correctable = totals, False
         hold.overage = _overage(hold, totals)
-        return SettleAnswer("settled", hold.late, same, hold.overage)
+        return SettleAnswer("settled", hold.late, False, hold.overage)
 
     def _check_totals(self, hold: Hold, named: dict[str, Fraction]) -> None:
         """Only units that the reservation has; whole slots."""
@@ -332,10 +324,7 @@ class Ledger(Booking):
             self._expire(owner, hold)
         if hold.state != "held":
             return hold.state, True
-        for line in hold.lines:
-            if line.account.shape.kind != "concurrency":
-                self._return(owner, line)
-        self._free_slots(hold)
+        self._return(hold)
         hold.state = "released"
         return "released", False
 
@@ -351,14 +340,14 @@ class Ledger(Booking):
         replayed = all(hold.held[unit] == amount for unit, amount in named.items())
         changes = self._changes(hold, named)
         demands = [
-            Demand(account, self.effective(owner, account.subject).get(account.name), change)
+            Demand(account, change, in_force=account.name in self.effective(owner, account.subject))
             for account, change in changes
             if change > 0
         ]
         if demands:
             refusal = self._refusal(owner, [hold.subject, *hold.also], demands, hold.headroom)
             if refusal is not None:
-                return refusal
+                return replace(refusal, reservation=hold.id, state=hold.state, expires_at=hold.expires_at)
         for account, change in changes:
             lines = [line for line in hold.lines if line.account is account]
             if account.shape.kind != "concurrency" and account.shape.unit in named:
@@ -367,9 +356,9 @@ class Ledger(Booking):
             if change > 0:
                 self._take(owner, hold, next(demand for demand in demands if demand.account is account))
             else:
-                self._lower(owner, lines, -change)
+                self._lower(lines, -change)
         hold.held.update(named)
-        return self._granted(owner, hold, {a.key: max(c, ZERO) for a, c in changes}, replayed)
+        return self._granted(owner, hold, replayed)
 
     def _changes(self, hold: Hold, named: dict[str, Fraction]) -> list[tuple[Account, Fraction]]:
         """How much more (or less) each account has to hold, in lock order."""
@@ -412,24 +401,26 @@ class Ledger(Booking):
         id: UUID | None = None,  # noqa: A002 - the contract's name
         also: Sequence[str] = (),
         tenant: str = "default",
+        assigned: UUID | None = None,
     ) -> bool:
         """Book usage that had no hold, in full, never refused. -> replayed."""
         names = _names(subject, also)
         asked = costs_of(costs)
         owner = self._tenant(tenant)
-        request = (subject, frozenset(names[1:]), tuple(sorted(asked.items())))
-        if self._noted(owner, id, Note("record", request)):
+        if self._known(owner, id, names, asked, record=True) is not None:
             return True
-        demands, _ = self._demands(owner, names, asked, ("requests",))
+        demands, units = self._demands(owner, names, asked, ("requests",))
+        hold = self._new_hold(owner, id or assigned or uuid4(), names, asked, units)
         for demand in demands:
             account = owner.accounts.setdefault((demand.account.subject, demand.account.name), demand.account)
             if account.shape.kind == "concurrency":
                 continue
-            assert demand.limit is not None
             account.turn_window(self.now)
-            self._enter(owner, Line(account, account.window, ZERO, False, demand.limit), "record", demand.cost, None)
-            if account.shape.kind == "bucket":
-                account.shift_level(demand.limit, self.now, -demand.cost)
+            line = Line(account, account.window, demand.cost, charge=False, booked=demand.cost)
+            hold.lines.append(line)
+            self._enter(owner, line, "record", demand.cost, hold.id)
+            self._shift(account, -demand.cost)
+        hold.state, hold.record, hold.totals = "settled", True, units
         return False
 
     def credit(
@@ -442,12 +433,15 @@ class Ledger(Booking):
         """Take back a part of what a reservation booked, on all its accounts, in their windows. -> replayed."""
         asked = costs_of(costs)
         owner = self._tenant(tenant)
-        if self._noted(owner, id, Note("credit", (reservation, tuple(sorted(asked.items())))), keep=False):
-            return True
         hold = self._hold(owner, reservation)
         self._check_totals(hold, asked)
+        note = Note(reservation, asked)
+        if id is not None and id in owner.notes:
+            if owner.notes[id] != note:
+                raise ModelError("id_conflict", str(id))
+            return True
         for unit, amount in asked.items():
-            if amount > self._creditable(hold, unit):
+            if hold.books(unit) and amount > self._creditable(hold, unit):
                 raise ModelError("amount_out_of_range", f"{unit}: more than was booked")
         if hold.overdue(self.now):
             self._expire(owner, hold)
@@ -459,28 +453,18 @@ class Ledger(Booking):
                     line.credited += part
                     rest -= part
                     self._enter(owner, line, "credit", part, hold.id)
-        self._noted(owner, id, Note("credit", (reservation, tuple(sorted(asked.items())))))
+        if id is not None:
+            owner.notes[id] = note
         return False
 
     def _creditable(self, hold: Hold, unit: str) -> Fraction:
-        """What of a unit is booked and not yet credited, on the account where that is most."""
+        """What of a unit is booked and not yet credited, on the account where that is least."""
         overdue = hold.overdue(self.now)
 
         def net(line: Line) -> Fraction:
             return line.booked - line.credited + (line.remaining if overdue and line.charge else ZERO)
 
-        return max((total(net(line) for line in lines) for lines in hold.lines_of(unit)), default=ZERO)
-
-    def _noted(self, owner: Tenant, note_id: UUID | None, note: Note, keep: bool = True) -> bool:
-        """Whether this id has done exactly this before; otherwise remember it."""
-        if note_id is None:
-            return False
-        if note_id in owner.holds or owner.notes.get(note_id, note) != note:
-            raise ModelError("id_conflict", str(note_id))
-        known = note_id in owner.notes
-        if keep:
-            owner.notes[note_id] = note
-        return known
+        return min((total(net(line) for line in lines) for lines in hold.lines_of(unit)), default=ZERO)
 
     # --- reading and reaping ------------------------------------------------------------------------------------
 
@@ -497,7 +481,7 @@ class Ledger(Booking):
 
     def reap(self, maximum: int = 1000, tenant: str | None = None) -> tuple[int, int]:
         """Close at most `maximum` overdue holds, oldest first. -> (released, charged), in holds."""
-        if maximum < 0:
+        if maximum < 1:
             raise ModelError("invalid_argument", f"max {maximum}")
         owners = [self._tenant(tenant)] if tenant is not None else list(self.tenants.values())
         queue = [(hold.expires_at, hold.id, owner, hold) for owner in owners for hold in self._overdue(owner)]
@@ -507,8 +491,8 @@ class Ledger(Booking):
 
 
 def _names(subject: str, also: Sequence[str]) -> list[str]:
-    """The subjects of a request: the first, then the others in order, each once."""
-    return list(dict.fromkeys(check_subject(name) for name in (subject, *also)))
+    """The subjects of a request: the first, then the set of the others in byte order."""
+    return [check_subject(subject), *sorted({check_subject(name) for name in also} - {subject}, key=str.encode)]
 
 
 def _accounts(hold: Hold) -> list[Account]:

@@ -69,11 +69,15 @@ class Numbers:
 
 @dataclass
 class Account:
-    """The live counters of one limit of one subject. `level` None: never touched, so full."""
+    """The live counters of one limit of one subject. `level` None: never touched, so full.
+
+    `limit`: the definition in force, or the last one that was. A limit that is gone lives on for the holds it has.
+    """
 
     subject: str
     name: str
     shape: Shape
+    limit: Limit
     spent: Fraction = ZERO
     reserved: Fraction = ZERO
     level: Fraction | None = None
@@ -96,31 +100,32 @@ class Account:
             return self.window
         return None
 
-    def numbers(self, limit: Limit, now: datetime) -> Numbers:
+    def numbers(self, now: datetime) -> Numbers:
         """What is stored, brought to `now`: a window that has ended counts nothing, a bucket has refilled."""
         window = self.open_window(now)
         turned = self.shape.period is not None and window is None
         return Numbers(
             spent=ZERO if turned else self.spent,
             reserved=ZERO if turned else self.reserved,
-            level=self.level_now(limit, now),
+            level=self.level_now(now),
             window=window,
         )
 
-    def level_now(self, limit: Limit, now: datetime) -> Fraction:
+    def level_now(self, now: datetime) -> Fraction:
         """Refilled since the last touch at the rate now in force, cut to the capacity now in force."""
         if self.shape.kind != "bucket":
             return ZERO
-        assert limit.capacity is not None
+        capacity = self.limit.capacity
+        assert capacity is not None
         if self.level is None or self.level_at is None:
-            return limit.capacity
+            return capacity
         elapsed_s = seconds(max(timedelta(0), now - self.level_at))
-        return min(limit.capacity, self.level + limit.refill_per_s * elapsed_s)
+        return min(capacity, self.level + self.limit.refill_per_s * elapsed_s)
 
-    def shift_level(self, limit: Limit, now: datetime, change: Fraction) -> None:
-        """Touch: refill, then add or take, within 0 and the capacity."""
-        assert limit.capacity is not None
-        self.level = max(ZERO, min(limit.capacity, self.level_now(limit, now) + change))
+    def shift_level(self, now: datetime, change: Fraction) -> None:
+        """Touch: refill, then add or take, within 0 and the capacity, all by the numbers now in force."""
+        assert self.limit.capacity is not None
+        self.level = max(ZERO, min(self.limit.capacity, self.level_now(now) + change))
         self.level_at = self.time(now)
 
     def turn_window(self, now: datetime) -> None:
@@ -157,13 +162,14 @@ class Row:
         return 0, self.available / self.capacity if self.capacity else ZERO
 
 
-def row_of(account: Account, limit: Limit, numbers: Numbers, now: datetime) -> Row:
-    """What a reader sees of an account."""
+def row_of(account: Account, numbers: Numbers, now: datetime) -> Row:
+    """What a reader sees of an account: a bucket has a level, and nothing spent."""
+    limit = account.limit
     available: Fraction | None
     full_after_s: Fraction | None = None
     if limit.kind == "bucket":
         available = numbers.level
-        full_after_s = wait_for_level(account, limit, numbers.level, limit.capacity or ZERO, now)
+        full_after_s = wait_for_level(account, numbers.level, limit.capacity or ZERO, now)
     elif limit.capacity is None:
         available = None
     else:
@@ -174,8 +180,8 @@ def row_of(account: Account, limit: Limit, numbers: Numbers, now: datetime) -> R
         unit=limit.unit,
         kind=limit.kind,
         capacity=limit.capacity,
-        spent=numbers.spent if limit.kind == "budget" else None,
-        reserved=None if limit.kind == "bucket" else numbers.reserved,
+        spent=None if limit.kind == "bucket" else numbers.spent,
+        reserved=numbers.reserved,
         level=numbers.level if limit.kind == "bucket" else None,
         available=available,
         window=numbers.window,
@@ -183,34 +189,32 @@ def row_of(account: Account, limit: Limit, numbers: Numbers, now: datetime) -> R
     )
 
 
-def wait_for_level(account: Account, limit: Limit, level: Fraction, wanted: Fraction, now: datetime) -> Fraction | None:
+def wait_for_level(account: Account, level: Fraction, wanted: Fraction, now: datetime) -> Fraction | None:
     """Seconds from `now` until refill alone lifts the level to `wanted`; None when it never will.
 
     A clock behind the account's last touch first has to catch up: nothing refills until then.
     """
     if level >= wanted:
         return ZERO
-    if not limit.refill_per_s:
+    if not account.limit.refill_per_s:
         return None
     behind_s = seconds(account.time(now) - now)
-    return behind_s + ceil_to_microsecond((wanted - level) / limit.refill_per_s)
+    return behind_s + ceil_to_microsecond((wanted - level) / account.limit.refill_per_s)
 
 
-def judge(
-    account: Account, limit: Limit, numbers: Numbers, cost: Fraction, headroom: Fraction, now: datetime
-) -> Row | None:
+def judge(account: Account, numbers: Numbers, cost: Fraction, headroom: Fraction, now: datetime) -> Row | None:
     """The one comparison: None if `cost` fits, otherwise the account's row with the reason and the wait."""
+    reason = _reason(account.limit, numbers, cost, headroom)
+    if reason is None:
+        return None
+    wait_s = _wait(account, numbers, cost, headroom, now, reason)
+    return replace(row_of(account, numbers, now), reason=reason, retry_after_s=wait_s)
+
+
+def _reason(limit: Limit, numbers: Numbers, cost: Fraction, headroom: Fraction) -> str | None:
     admitted = limit.admits(headroom)
     if cost == 0 or admitted is None:
         return None
-    reason = _reason(limit, numbers, cost, admitted, headroom)
-    if reason is None:
-        return None
-    wait_s = _wait(account, limit, numbers, cost, headroom, now, reason)
-    return replace(row_of(account, limit, numbers, now), reason=reason, retry_after_s=wait_s)
-
-
-def _reason(limit: Limit, numbers: Numbers, cost: Fraction, admitted: Fraction, headroom: Fraction) -> str | None:
     if cost > admitted:
         return "too_large"
     if limit.kind == "bucket":
@@ -224,19 +228,13 @@ def _reason(limit: Limit, numbers: Numbers, cost: Fraction, admitted: Fraction, 
 
 
 def _wait(
-    account: Account,
-    limit: Limit,
-    numbers: Numbers,
-    cost: Fraction,
-    headroom: Fraction,
-    now: datetime,
-    reason: str,
+    account: Account, numbers: Numbers, cost: Fraction, headroom: Fraction, now: datetime, reason: str
 ) -> Fraction | None:
     if reason == "too_large":
         return None
     if reason == "rate":
-        assert limit.capacity is not None
-        return wait_for_level(account, limit, numbers.level, cost + limit.capacity * headroom, now)
+        assert account.limit.capacity is not None
+        return wait_for_level(account, numbers.level, cost + account.limit.capacity * headroom, now)
     to_end_s = seconds(numbers.window.end - now) if numbers.window else None
     if reason == "exhausted":
         return to_end_s
