@@ -3,11 +3,11 @@
 | variable | meaning | default |
 |---|---|---|
 | `QUOTA_DATABASE_URL` | `postgresql://` URL or libpq connection string | none: the embedded server |
-| `QUOTA_DATA_DIR` | folder of the embedded server, an absolute path | `$XDG_DATA_HOME/quota-ledger`, `~/.local/share/quota-ledger`; root: `/var/lib/quota-ledger` |
+| `QUOTA_DATA_DIR` | folder of the embedded server, an absolute path | see `default_data_dir` |
 | `QUOTA_TENANT` | tenant of calls that name none | `default` |
 | `QUOTA_TIMEOUT_S` | deadline of one call, in seconds, more than 0 | `2` |
 | `QUOTA_POOL_MAX` | connections per pool, 1 to 1000 | `8` |
-| `QUOTA_PREPARE_THRESHOLD` | uses before a statement is prepared; `none`: never (poolers older than PgBouncer 1.22) | `5` |
+| `QUOTA_PREPARE_THRESHOLD` | uses before a statement is prepared; `none`: never (for old poolers) | `5` |
 | `QUOTA_FAIL_OPEN` | let calls pass while the database is away | `false` |
 
 A variable that is set but empty counts as not set.
@@ -73,8 +73,9 @@ def default_data_dir(environ: Mapping[str, str] | None = None) -> Path:
     Arguments:
         environ: the environment; default `os.environ`.
 
-    Result: an absolute path, not created. Root gets `/var/lib/quota-ledger`, because PostgreSQL refuses to run as
-    root and the account that it runs as cannot reach below root's home.
+    Result: an absolute path, not created: `$XDG_DATA_HOME/quota-ledger`, else `~/.local/share/quota-ledger`. Root
+    gets `/var/lib/quota-ledger`, because PostgreSQL refuses to run as root and the account that it runs as cannot
+    reach below root's home.
     """
     environ = os.environ if environ is None else environ
     base = environ.get("XDG_DATA_HOME", "")
