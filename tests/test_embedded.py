@@ -572,7 +572,7 @@ def test_normal_user_and_root_on_one_folder(empty: Path) -> None:
     assert {path.stat().st_uid for path in [folder, *folder.rglob("*")]} == {uid}
 
     reachable = blocked_folder(Path(sys.executable).resolve(), uid, uid) is None
-    if not reachable or blocked_folder(Path(embedded.__file__), uid, uid) is not None:
+    if not reachable or blocked_folder(Path(embedded.__file__).parent, uid, uid) is not None:
         pytest.skip("this interpreter lies where other users cannot reach it")
     subprocess.run(
         [sys.executable, "-c", USER, str(folder)],
