@@ -29,7 +29,7 @@ find_python() {
     if [ -n "$found" ]; then
         die "Python 3.11 or newer is needed; found only:$found. Install a newer one, or name it: PYTHON=/path/to/python3.12 $0"
     fi
-    die "Python 3.11 or newer is needed; ${PYTHON:-none} was found. Install it (Debian/Ubuntu: apt-get install python3 python3-venv), or name it: PYTHON=/path/to/python3.12 $0"
+    die "Python 3.11 or newer is needed and none was found${PYTHON:+ as \"$PYTHON\"}. Install it (Debian/Ubuntu: apt-get install python3 python3-venv), or name it: PYTHON=/path/to/python3.12 $0"
 }
 
 venv_stamp() {
