@@ -35,10 +35,9 @@ _PREPARE_MAX = 1_000_000
 _NAME_MAX = 200
 _SECRET = "***"  # noqa: S105 - what stands in a secret's place
 
-# Everything up to the last "@" before the path is user information: a password may itself hold an unescaped "@".
-_URL_USERINFO = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]*://)([^/?#]*)@", re.DOTALL)
-# An unescaped "/", "?" or "#" in a password ends the authority early; then nothing up to the last "@" can be trusted.
-_URL_LATE_AT = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]*://)[^@]*:.*@", re.DOTALL)
+# A password may hold an unescaped "@", "/" or "?", so it is taken to end at the very last "@" of the text.
+# The scheme may have been forgotten, which is one of the errors whose message shows the text.
+_URL_PASSWORD = re.compile(r"^((?:[a-zA-Z][a-zA-Z0-9+.-]*://)?[^:=]*:).*@", re.DOTALL)
 _QUERY_SECRET = re.compile(r"([?&;](?:password|passwd|sslpassword|passfile)=)[^&#]*", re.IGNORECASE)
 _DSN_SECRET = re.compile(r"((?:^|\s)(?:password|sslpassword)\s*=\s*)('(?:[^'\\]|\\.)*'?|(?:\\.|\S)*)", re.IGNORECASE)
 
@@ -56,15 +55,8 @@ def redact_url(url: str) -> str:
     Result: the same text without the password of the user information, and without password parameters. When a
     malformed URL leaves it unclear where the password ends, more is hidden rather than less.
     """
-    if "://" not in url:
-        return _DSN_SECRET.sub(rf"\1{_SECRET}", url)
-    match = _URL_USERINFO.match(url)
-    if match:
-        user, colon, _ = match[2].partition(":")
-        url = f"{match[1]}{user}{':' + _SECRET if colon else ''}@{url[match.end() :]}"
-    elif _URL_LATE_AT.match(url):
-        url = _URL_LATE_AT.sub(rf"\1{_SECRET}@", url)
-    return _QUERY_SECRET.sub(rf"\1{_SECRET}", url)
+    url = _URL_PASSWORD.sub(rf"\1{_SECRET}@", url)
+    return (_QUERY_SECRET if "://" in url else _DSN_SECRET).sub(rf"\1{_SECRET}", url)
 
 
 def default_data_dir(environ: Mapping[str, str] | None = None) -> Path:
