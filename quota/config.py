@@ -37,7 +37,7 @@ _SECRET = "***"  # noqa: S105 - what stands in a secret's place
 
 # A password may hold an unescaped "@", "/" or "?", so it is taken to end at the very last "@" of the text.
 # The scheme may have been forgotten, which is one of the errors whose message shows the text.
-_URL_PASSWORD = re.compile(r"^((?:[a-zA-Z][a-zA-Z0-9+.-]*://)?[^:=]*:).*@", re.DOTALL)
+_URL_PASSWORD = re.compile(r"^([a-zA-Z][\w+.-]*://[^:]*:|(?![\w+.-]+://)[^:=]*:).*@", re.DOTALL)
 _QUERY_SECRET = re.compile(r"([?&;](?:password|passwd|sslpassword|passfile)=)[^&#]*", re.IGNORECASE)
 _DSN_SECRET = re.compile(r"((?:^|\s)(?:password|sslpassword)\s*=\s*)('(?:[^'\\]|\\.)*'?|(?:\\.|\S)*)", re.IGNORECASE)
 
