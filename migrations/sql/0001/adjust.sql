@@ -1,0 +1,209 @@
+-- adjust and extend: an open hold changes its size or its time.
+
+-- What a hold that still may change must not be.
+CREATE OR REPLACE FUNCTION quota_internal.require_open(r quota_internal.reservations) RETURNS void
+LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    IF r.state = 'settled' THEN
+        PERFORM quota_internal.fail('already_settled', format('reservation %s was settled at %s', r.id, r.closed_at),
+            'Reserve anew under a new id.');
+    ELSIF r.state = 'released' THEN
+        PERFORM quota_internal.fail('already_released', format('reservation %s was released at %s', r.id, r.closed_at),
+            'Reserve anew under a new id.');
+    ELSIF r.state = 'expired' THEN
+        PERFORM quota_internal.fail('expired', format('reservation %s expired at %s', r.id, r.expires_at),
+            'Settle what was used, which is accepted late, and reserve anew under a new id.');
+    END IF;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION quota.adjust(id uuid, costs jsonb, tenant text DEFAULT 'default') RETURNS quota.decision
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
+#variable_conflict use_column
+DECLARE
+    given record;
+    r quota_internal.reservations;
+    now_in_force quota_internal.resolution;
+    d quota.decision;
+    units text[] := '{}';
+    raises numeric[] := '{}';
+    locked quota_internal.accounts[];
+    earliest timestamptz;
+    next_expiry timestamptz := 'infinity';
+    at timestamptz;
+    standings quota_internal.standing[];
+    refused boolean;
+    held numeric;
+    i integer;
+BEGIN
+    SELECT * INTO given FROM quota_internal.parse_costs(adjust.costs);
+    r := quota_internal.lock_reservation(adjust.tenant, adjust.id);
+    PERFORM quota_internal.require_units_held(r, given.by_value);
+    PERFORM quota_internal.require_open(r);
+    PERFORM quota_internal.require_not_decreased(r, r.held || r.booked || given.by_value);
+    FOR i IN 1 .. cardinality(given.units) LOOP
+        held := greatest((r.held -> given.units[i])::numeric, (r.booked -> given.units[i])::numeric);
+        IF given.amounts[i] > held THEN
+            units := units || given.units[i];
+            raises := raises || given.amounts[i] - held;
+        END IF;
+    END LOOP;
+    d.reservation := r.id;
+    d.state := r.state;
+    d.expires_at := r.expires_at;
+    d.granted := true;
+    d.replayed := r.held || given.by_value = r.held;
+    IF d.replayed THEN
+        RETURN quota_internal.conclude(d, quota_internal.standings_of(r));
+    END IF;
+
+    FOR attempt IN 1 .. 100 LOOP
+        now_in_force := quota_internal.resolve(r.tenant, r.subject || r.also, units);
+        IF now_in_force.unbound THEN
+            PERFORM quota_internal.bind(r.tenant, quota_internal.lineages(r.tenant, r.subject || r.also));
+            CONTINUE;
+        END IF;
+        SELECT l.accounts, l.earliest INTO locked, earliest FROM quota_internal.lock_accounts(r.tenant, r.line_accounts) l;
+        CONTINUE WHEN now_in_force.config_version
+            <> (SELECT t.config_version FROM quota_internal.tenants t WHERE t.name = r.tenant);
+        at := quota_internal.clock();
+        IF units <> '{}' AND now_in_force.frozen THEN
+            d := quota_internal.frozen_answer(r.tenant, r.subject || r.also);
+            d.reservation := r.id;
+            d.state := r.state;
+            d.expires_at := r.expires_at;
+            RETURN d;
+        END IF;
+        IF earliest <= at THEN
+            SELECT o.accounts, o.next_expiry INTO locked, next_expiry FROM quota_internal.discount_and_look_ahead(locked, at) o;
+        END IF;
+        SELECT j.standings, j.refused INTO standings, refused
+        FROM quota_internal.judge(quota_internal.raised(locked, units), units, raises, r.headroom, at,
+            now_in_force.polling_hint_s, false) j;
+        IF refused THEN
+            d.granted := false;
+            RETURN quota_internal.conclude(d, standings);
+        END IF;
+        r := quota_internal.resize(r, given.by_value, standings, locked, at, next_expiry);
+        RETURN quota_internal.conclude(d, quota_internal.standings_of(r));
+    END LOOP;
+    RAISE EXCEPTION USING ERRCODE = 'serialization_failure',
+        MESSAGE = format('the limits of tenant "%s" keep changing; no decision after 100 attempts', adjust.tenant),
+        HINT = 'Retry the same totals.';
+END
+$$;
+COMMENT ON FUNCTION quota.adjust(uuid, jsonb, text) IS
+    'Sets the totals of an open hold. Raising is decided like a reserve, all or nothing; lowering is never refused.';
+
+-- The accounts whose unit is to be raised. A limit that is no longer in force is counted, not tested.
+CREATE OR REPLACE FUNCTION quota_internal.raised(accounts quota_internal.accounts[], units text[]) RETURNS quota_internal.accounts[]
+LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    a quota_internal.accounts;
+    chosen quota_internal.accounts[] := '{}';
+BEGIN
+    FOREACH a IN ARRAY accounts LOOP
+        IF a.unit = ANY (units) THEN
+            IF NOT a.in_force THEN
+                a.capacity := NULL;
+            END IF;
+            chosen := chosen || a;
+        END IF;
+    END LOOP;
+    RETURN chosen;
+END
+$$;
+
+-- Writes new totals of an open hold: what was judged to fit is taken in the present windows, what is given up goes back from the
+-- last line of each account first, each amount in the window it was taken in.
+CREATE OR REPLACE FUNCTION quota_internal.resize(
+    r quota_internal.reservations, totals jsonb, standings quota_internal.standing[], locked quota_internal.accounts[],
+    at timestamptz, next_expiry timestamptz
+) RETURNS quota_internal.reservations
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    s quota_internal.standing;
+    a quota_internal.accounts;
+    last integer;
+    i integer;
+    part numeric;
+    surplus numeric;
+    returned numeric;
+    returned_now numeric;
+BEGIN
+    FOREACH s IN ARRAY standings LOOP
+        last := (SELECT max(x.n) FROM unnest(r.line_accounts) WITH ORDINALITY x(account, n) WHERE x.account = s.account);
+        IF r.line_windows[last] IS NOT DISTINCT FROM s.window_start THEN
+            r.line_held[last] := greatest(r.line_held[last], r.line_booked[last]) + s.requested;
+        ELSE
+            r.line_accounts := r.line_accounts || s.account;
+            r.line_windows := r.line_windows || s.window_start;
+            r.line_held := r.line_held || s.requested;
+            r.line_booked := r.line_booked || 0::numeric;
+            r.line_charged := r.line_charged || r.line_charged[last];
+        END IF;
+    END LOOP;
+    PERFORM quota_internal.take(r.tenant, standings, at, r.expires_at, next_expiry);
+
+    FOREACH a IN ARRAY locked LOOP
+        surplus := (r.held -> a.unit)::numeric - (totals -> a.unit)::numeric;
+        CONTINUE WHEN surplus IS NULL OR surplus <= 0;
+        IF a.kind = 'concurrency' AND surplus <> trunc(surplus) THEN
+            PERFORM quota_internal.fail('invalid_amount',
+                format('%s of "%s" is not a whole number of slots', totals -> a.unit, a.unit),
+                'Concurrency is counted in whole slots.');
+        END IF;
+        returned := 0;
+        returned_now := 0;
+        FOR i IN REVERSE cardinality(r.line_accounts) .. 1 LOOP
+            CONTINUE WHEN r.line_accounts[i] <> a.id;
+            part := least(surplus - returned, greatest(r.line_held[i] - r.line_booked[i], 0));
+            r.line_held[i] := r.line_held[i] - part;
+            returned := returned + part;
+            IF r.line_windows[i] IS NOT DISTINCT FROM a.window_start THEN
+                returned_now := returned_now + part;
+            END IF;
+        END LOOP;
+        UPDATE quota_internal.accounts b
+        SET reserved = b.reserved - returned_now,
+            level = CASE WHEN b.kind = 'bucket' THEN quota_internal.clamp(
+                quota_internal.refilled(b.level, b.level_at, b.capacity, b.refill_per_s, resize.at) + returned, b.capacity) END,
+            level_at = CASE WHEN b.kind = 'bucket' THEN greatest(b.level_at, resize.at) END
+        WHERE b.tenant = r.tenant AND b.id = a.id;
+    END LOOP;
+
+    r.held := r.held || totals;
+    UPDATE quota_internal.reservations x
+    SET held = r.held,
+        line_accounts = r.line_accounts,
+        line_windows = r.line_windows,
+        line_held = r.line_held,
+        line_booked = r.line_booked,
+        line_charged = r.line_charged
+    WHERE x.tenant = r.tenant AND x.id = r.id;
+    RETURN r;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION quota.extend(id uuid, ttl interval, tenant text DEFAULT 'default', OUT expires_at timestamptz)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
+#variable_conflict use_column
+DECLARE
+    r quota_internal.reservations;
+BEGIN
+    PERFORM quota_internal.require_hold_arguments(extend.ttl, 0, NULL, '{}');
+    r := quota_internal.lock_reservation(extend.tenant, extend.id);
+    PERFORM quota_internal.require_ttl(extend.ttl, (
+        SELECT t.ttl_maximum FROM quota_internal.tenants t WHERE t.name = extend.tenant));
+    PERFORM quota_internal.require_open(r);
+    expires_at := greatest(r.expires_at, quota_internal.later(quota_internal.clock(), extend.ttl));
+    IF expires_at > r.expires_at THEN
+        UPDATE quota_internal.reservations x
+        SET expires_at = extend.expires_at
+        WHERE x.tenant = r.tenant AND x.id = r.id;
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION quota.extend(uuid, interval, text) IS
+    'Keeps an open hold until now + ttl, never shorter than before: what a worker calls while the work goes on.';

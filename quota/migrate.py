@@ -1,0 +1,156 @@
+"""Migrations: the schema of a database, brought to the state that this release works with.
+
+Alembic runs frozen SQL (``migrations/``). A revision that cannot get its lock within two seconds is rolled back and tried
+again, so that reserves on a live database wait for milliseconds, never for a queue.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import sqlalchemy
+from alembic import command, op
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import OperationalError
+
+from quota.errors import SchemaMismatch
+
+# lock_not_available, deadlock_detected
+_TRY_AGAIN = frozenset({"55P03", "40P01"})
+VERSION_TABLE_SCHEMA = "public"
+VERSION_TABLE = "quota_alembic_version"
+_VERSION_TABLE = f"{VERSION_TABLE_SCHEMA}.{VERSION_TABLE}"
+
+
+def _folder() -> Path:
+    """Where the revisions are: beside the package in a checkout, within it when installed."""
+    package = Path(__file__).parent
+    installed = package / "_migrations"
+    return installed if installed.is_dir() else package.parent / "migrations"
+
+
+def _config(url: str | None = None, output: io.StringIO | None = None) -> Config:
+    config = Config(output_buffer=output) if output is not None else Config()
+    config.set_main_option("script_location", str(_folder()).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    if url is not None:
+        config.attributes["url"] = _driver_url(url)
+    return config
+
+
+def _driver_url(url: str) -> str:
+    """The same database for SQLAlchemy: a URL with the psycopg driver, whether given as URL or as a libpq string."""
+    if "://" not in url:
+        return sqlalchemy.URL.create("postgresql+psycopg", query={}).render_as_string() + "?" + _query_of(url)
+    return make_url(url).set(drivername="postgresql+psycopg").render_as_string(hide_password=False)
+
+
+def _query_of(dsn: str) -> str:
+    from urllib.parse import urlencode
+
+    from psycopg.conninfo import conninfo_to_dict
+
+    return urlencode({key: str(value) for key, value in conninfo_to_dict(dsn).items()})
+
+
+def install(revision: str, *names: str) -> None:
+    """Runs frozen SQL files in a migration: what `upgrade()` and `downgrade()` of a revision name.
+
+    Arguments: ``revision``, the folder below ``migrations/sql``; ``names``, its files without ``.sql``, in order.
+    Result: none; online the statements run in the migration's transaction, offline they are printed.
+    Errors: ``FileNotFoundError`` for a file that was never frozen; the database's own.
+    """
+    for name in names:
+        text = (_folder() / "sql" / revision / f"{name}.sql").read_text(encoding="utf-8")
+        # To text() a backslash escapes and a colon starts a parameter; these files mean both as they stand.
+        op.execute(sqlalchemy.text(text.replace("\\", "\\\\").replace(":", r"\:")))
+
+
+def head() -> str:
+    """The newest revision of this release. Errors: more than one head is a broken release."""
+    revision = ScriptDirectory.from_config(_config()).get_current_head()
+    assert revision is not None, "a release has at least one revision"
+    return revision
+
+
+def revisions() -> tuple[str, ...]:
+    """All revisions of this release, oldest first."""
+    script = ScriptDirectory.from_config(_config())
+    return tuple(r.revision for r in reversed(list(script.walk_revisions())))
+
+
+def current(url: str) -> str | None:
+    """The revision a database is at; None for one that has no ledger yet.
+
+    Arguments: ``url``, a ``postgresql://`` URL or a libpq connection string. Errors: the driver's, when it cannot be reached.
+    """
+    engine = sqlalchemy.create_engine(_driver_url(url), poolclass=sqlalchemy.pool.NullPool)
+    with engine.connect() as connection:
+        if connection.execute(sqlalchemy.text(f"SELECT to_regclass('{_VERSION_TABLE}')")).scalar() is None:
+            return None
+        row = connection.execute(sqlalchemy.text(f"SELECT version_num FROM {_VERSION_TABLE}")).scalar()
+        return None if row is None else str(row)
+
+
+def upgrade(
+    url: str, revision: str = "head", *, attempts: int = 30, report: Callable[[str], None] = lambda line: None
+) -> None:
+    """Brings a database to a revision.
+
+    Arguments: ``url``; ``revision``, default the newest; ``attempts``, how often a revision that does not get its lock is
+    tried, about a second apart; ``report``, told of every retry. Errors: ``OperationalError`` when the last attempt fails too.
+    """
+    _patiently(lambda: command.upgrade(_config(url), revision), attempts, report)
+
+
+def downgrade(
+    url: str, revision: str, *, attempts: int = 30, report: Callable[[str], None] = lambda line: None
+) -> None:
+    """Takes a database back to a revision (``base``: no ledger at all). Arguments and errors as in ``upgrade``."""
+    _patiently(lambda: command.downgrade(_config(url), revision), attempts, report)
+
+
+def _patiently(migrate: Callable[[], None], attempts: int, report: Callable[[str], None]) -> None:
+    for attempt in range(1, attempts + 1):
+        try:
+            return migrate()
+        except OperationalError as error:
+            if getattr(error.orig, "sqlstate", None) not in _TRY_AGAIN or attempt == attempts:
+                raise
+            report(f"a lock was not free within 2 s; attempt {attempt + 1} of {attempts}")
+            time.sleep(random.uniform(0.5, 1.5))
+
+
+def sql(start: str | None = None, end: str = "head") -> str:
+    """The statements between two revisions, for somebody else to run.
+
+    Arguments: ``start``, the revision a database is at (None: an empty one); ``end``. Result: SQL text.
+    """
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        command.upgrade(_config(output=output), f"{start}:{end}" if start else end, sql=True)
+    return output.getvalue()
+
+
+def require_head(url: str) -> None:
+    """Refuses a database that this release does not work with.
+
+    Errors: ``SchemaMismatch`` with the revision found, the one needed, and what to do: an older or empty one is to be
+    migrated, a newer one needs a newer release.
+    """
+    found, needed = current(url), head()
+    if found == needed:
+        return
+    if found is None or found in revisions():
+        remedy = "Run: quota migrate"
+    else:
+        remedy = "The database was migrated by a newer release: upgrade quota-ledger."
+    message = f"the database is at schema revision {found or 'none'}, this release needs {needed}. {remedy}"
+    raise SchemaMismatch(message, found, needed)
