@@ -69,8 +69,11 @@ def install(revision: str, *names: str) -> None:
     """
     for name in names:
         text = (_folder() / "sql" / revision / f"{name}.sql").read_text(encoding="utf-8")
-        # To text() a backslash escapes and a colon starts a parameter; these files mean both as they stand.
-        op.execute(sqlalchemy.text(text.replace("\\", "\\\\").replace(":", r"\:")))
+        if op.get_context().as_sql:
+            op.get_context().impl.static_output(text)
+        else:
+            # To text() a colon starts a parameter; these files mean it as it stands.
+            op.execute(sqlalchemy.text(text.replace(":", r"\:")))
 
 
 def head() -> str:

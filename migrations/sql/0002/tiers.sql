@@ -148,11 +148,3 @@ BEGIN
     END IF;
 END
 $$;
-
-CREATE OR REPLACE VIEW quota.tiers AS
-SELECT nullif(t.tenant, '') AS tenant, t.name AS tier, t.retired, l.name AS limit_name, l.unit, l.kind, l.capacity, l.refill_per_s,
-    l.period, l.time_zone
-FROM quota_internal.tiers t
-LEFT JOIN quota_internal.tier_limits l ON l.tenant = t.tenant AND l.tier = t.name
-WHERE t.tenant = '' OR EXISTS (SELECT FROM quota_internal.visible_tenants v WHERE v.tenant = t.tenant);
-COMMENT ON VIEW quota.tiers IS 'Tiers and their limits; tenant null is the built-in set.';

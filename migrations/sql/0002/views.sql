@@ -78,6 +78,14 @@ FROM quota_internal.limits l
 JOIN quota_internal.visible_tenants v ON v.tenant = l.tenant
 WHERE NOT l.removed;
 
+CREATE OR REPLACE VIEW quota.tiers AS
+SELECT nullif(t.tenant, '') AS tenant, t.name AS tier, t.retired, l.name AS limit_name, l.unit, l.kind, l.capacity, l.refill_per_s,
+    l.period, l.time_zone
+FROM quota_internal.tiers t
+LEFT JOIN quota_internal.tier_limits l ON l.tenant = t.tenant AND l.tier = t.name
+WHERE t.tenant = '' OR EXISTS (SELECT FROM quota_internal.visible_tenants v WHERE v.tenant = t.tenant);
+COMMENT ON VIEW quota.tiers IS 'Tiers and their limits; tenant null is the built-in set.';
+
 CREATE OR REPLACE VIEW quota.log AS
 SELECT g.id, g.at, g.actor, g.on_behalf_of, g.action, g.tenant, g.target, g.reason, g.before, g.after
 FROM quota_internal.admin_log g
