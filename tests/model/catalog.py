@@ -210,6 +210,7 @@ class Catalog:
             self._check_shape(owner, None, limit)
         home = owners[0].tiers if tenant is not None else self.built_in
         home.setdefault(tier, Tier()).limits[name] = limit
+        home[tier].retired = False
         self._rebind(*owners)
 
     def set_rate_tier(self, subject: str, tier: str, tenant: str = "default") -> None:
@@ -224,6 +225,8 @@ class Catalog:
     def retire_tier(self, tier: str, tenant: str | None = None) -> None:
         """Keys that name it act as `basic` from now on."""
         home = self.built_in if tenant is None else self._tenant(tenant).tiers
+        if tier == "basic" and tenant is None:
+            raise ModelError("invalid_argument", "every key without a tier of its own acts as basic")
         if tier not in home or home[tier].retired:
             raise ModelError("unknown_tier", tier)
         home[tier].retired = True
@@ -234,20 +237,23 @@ class Catalog:
     def effective(self, owner: Tenant, subject: str) -> dict[str, Limit]:
         """The limits in force on one subject: its own, else its tier's, else its kind's, name by name."""
         merged = dict(owner.limits.get(f"{kind_of(subject)}:*", {}))
-        merged.update(self._tier_of(owner, subject).limits)
+        merged.update(self._tier_limits(owner, subject))
         merged.update(owner.limits.get(subject, {}))
         return merged
 
-    def _tier_of(self, owner: Tenant, subject: str) -> Tier:
-        """The tier in force: only keys and oauth have one, oauth always `basic`. Unknown or retired: `basic`."""
+    def _tier_limits(self, owner: Tenant, subject: str) -> dict[str, Limit]:
+        """The limits of the tier in force: only keys and oauth have one, oauth always `basic`. Unknown: `basic`."""
         kind = kind_of(subject)
         if kind not in ("key", "oauth"):
-            return Tier()
+            return {}
         wanted = owner.subjects[subject].rate_tier if kind == "key" else "basic"
-        found = owner.tiers.get(wanted) or self.built_in.get(wanted)
-        if found is None or found.retired:
-            found = owner.tiers.get("basic") or self.built_in["basic"]
-        return found
+        tiers = self._tiers(owner, wanted) or self._tiers(owner, "basic")
+        return {name: limit for tier in tiers for name, limit in tier.limits.items()}
+
+    def _tiers(self, owner: Tenant, name: str) -> list[Tier]:
+        """What a name means: the built-in tier, then the tenant's own, which wins limit by limit. Retired ones: nothing."""
+        found = [tiers[name] for tiers in (self.built_in, owner.tiers) if name in tiers]
+        return [tier for tier in found if not tier.retired]
 
     def _resolve(self, owner: Tenant, names: list[str]) -> list[str]:
         """Every subject named and all their ancestors, each once, in byte order."""
@@ -295,8 +301,7 @@ class Catalog:
             return
         if kind_of(subject) != "key":
             raise ModelError("invalid_argument", f"{subject} has no tier to choose")
-        found = owner.tiers.get(tier) or self.built_in.get(tier)
-        if found is None or found.retired:
+        if not self._tiers(owner, tier):
             raise ModelError("unknown_tier", tier)
 
     def _limit(

@@ -183,3 +183,22 @@ def reservation_of(answer: Answer) -> UUID | None:
     found = answer["reservation"]
     assert found is None or isinstance(found, UUID)
     return found
+
+
+def difference(found: object, expected: object, path: str = "") -> str:
+    """Where two answers differ: `path: engine …, model …`, a line each."""
+    if found == expected:
+        return ""
+    if isinstance(found, dict) and isinstance(expected, dict) and found.keys() == expected.keys():
+        return "".join(difference(found[key], expected[key], f"{path}.{key}") for key in found)
+    if isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
+        return "".join(difference(*pair, f"{path}[{n}]") for n, pair in enumerate(zip(found, expected, strict=True)))
+    return f"\n  {path}: engine {_shown(found)}, model {_shown(expected)}"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_shown(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_shown, value)) + "]"
+    return str(value)

@@ -192,6 +192,8 @@ class Ledger(Booking):
         if not violations:
             return None
         worst = binding(violations)
+        violated = {(row.subject, row.limit_name): row for row in violations}
+        standing = self._rows(owner, [demand.account for demand in demands])
         cost = {demand.account.key: demand.cost for demand in demands}
         return ReserveAnswer(
             granted=False,
@@ -204,7 +206,7 @@ class Ledger(Booking):
             reserved=worst.reserved,
             requested=cost[worst.subject.encode(), worst.limit_name.encode()],
             retry_after_s=longest_wait(violations),
-            remaining=self._rows(owner, [demand.account for demand in demands]),
+            remaining=[violated.get((row.subject, row.limit_name), row) for row in standing],
             violations=violations,
         )
 

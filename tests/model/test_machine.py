@@ -109,7 +109,7 @@ class Histories(RuleBasedStateMachine):
             expected = modelled(row)
         except ModelError as error:
             expected = error.name
-        assert found == expected, f"{function} {arguments}\n  engine {found}\n  model  {expected}"
+        assert found == expected, f"{function} {arguments} at {self.model.now}: {real.difference(found, expected)}"
 
     def admin(self, function: str, **arguments: Any) -> None:
         """An administrative call, whose only answer is whether it was accepted."""
@@ -319,8 +319,8 @@ class Histories(RuleBasedStateMachine):
             self.both(
                 "credit",
                 {"reservation": known, "costs": Json.of(totals), "reason": "goodwill"},
-                lambda _: self.model.credit(known, totals, tenant=self.tenant) and None,
-                lambda _: None,
+                lambda _: self.model.credit(known, totals, tenant=self.tenant),
+                lambda row: row["replayed"],
             )
 
     @rule(maximum=st.sampled_from([1, 2, 1000]))
@@ -348,9 +348,31 @@ class Histories(RuleBasedStateMachine):
     def limit_goes(self, owner: str, name: str) -> None:
         self.admin("remove_limit", subject=owner, name=name)
 
-    @rule(subject=st.sampled_from(["key:42", "key:43", "oauth:a"]), tier=st.sampled_from(["basic", "extended", "bulk"]))
+    @rule(subject=st.sampled_from(["key:42", "key:43", "oauth:a"]), tier=st.sampled_from(["basic", "extended", "gold"]))
     def tier_changes(self, subject: str, tier: str) -> None:
         self.admin("set_rate_tier", subject=subject, tier=tier)
+
+    @rule(
+        tier=st.sampled_from(["basic", "extended", "gold"]),
+        name=st.sampled_from(["bucket", "hourly"]),
+        capacity=st.sampled_from([5, 1_000_000]),
+    )
+    def tier_is_defined(self, tier: str, name: str, capacity: int) -> None:
+        bucket = name == "bucket"
+        self.admin(
+            "set_tier_limit",
+            tier=tier,
+            name=name,
+            unit="cost",
+            kind="bucket" if bucket else "budget",
+            capacity=capacity,
+            refill_per_s=2 if bucket else None,
+            period=None if bucket else "1 hour",
+        )
+
+    @rule(tier=st.sampled_from(["basic", "extended", "gold"]))
+    def tier_retires(self, tier: str) -> None:
+        self.admin("retire_tier", tier=tier)
 
     @rule(name=subjects)
     def freeze(self, name: str) -> None:
@@ -421,7 +443,7 @@ class Histories(RuleBasedStateMachine):
             found[row["asked"]].append(real.engine_balance(row))
         for subject in SUBJECTS:
             expected = [real.model_balance(row) for row in self.model.balance(subject, self.tenant)]
-            assert found[subject] == expected, f"balance {subject}\n  engine {found[subject]}\n  model  {expected}"
+            assert found[subject] == expected, f"balance {subject}: {real.difference(found[subject], expected)}"
 
     @invariant()
     def books_are_right(self) -> None:

@@ -173,7 +173,9 @@ def test_a_retired_tier_acts_as_basic(books: Ledger) -> None:
     books.set_tier_limit("gold", "bucket", "cost", "bucket", 7, 1, tenant="default")
     books.set_rate_tier("key:42", "gold")
     assert [facts(r.limit_name, r.capacity) for r in books.balance("key:42")] == [("bucket", 7)]
+    books.set_tier_limit("basic", "hourly", "cost", "budget", 9, period="1 hour", tenant="default")
     books.retire_tier("gold", "default")
+    assert row(books, "key:42", "hourly").capacity == 9
     assert row(books, "key:42", "bucket").capacity == 1_000_000
 
 
