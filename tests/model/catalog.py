@@ -251,7 +251,7 @@ class Catalog:
         return {name: limit for tier in tiers for name, limit in tier.limits.items()}
 
     def _tiers(self, owner: Tenant, name: str) -> list[Tier]:
-        """What a name means: the built-in tier, then the tenant's own, which wins limit by limit. Retired ones: nothing."""
+        """What a name means: the built-in tier, then the tenant's own, which wins limit by limit. Retired: nothing."""
         found = [tiers[name] for tiers in (self.built_in, owner.tiers) if name in tiers]
         return [tier for tier in found if not tier.retired]
 

@@ -443,7 +443,7 @@ class Ledger(Booking):
                 raise ModelError("id_conflict", str(id))
             return True
         for unit, amount in asked.items():
-            if hold.books(unit) and amount > self._creditable(hold, unit):
+            if hold.lines_of(unit) and amount > self._creditable(hold, unit):
                 raise ModelError("amount_out_of_range", f"{unit}: more than was booked")
         if hold.overdue(self.now):
             self._expire(owner, hold)
@@ -466,7 +466,7 @@ class Ledger(Booking):
         def net(line: Line) -> Fraction:
             return line.booked - line.credited + (line.remaining if overdue and line.charge else ZERO)
 
-        return min((total(net(line) for line in lines) for lines in hold.lines_of(unit)), default=ZERO)
+        return min(total(net(line) for line in lines) for lines in hold.lines_of(unit))
 
     # --- reading and reaping ------------------------------------------------------------------------------------
 
