@@ -336,8 +336,9 @@ class Ledger(Booking):
         """Change what is held to new totals. Raising is tested like a reserve; lowering is never refused."""
         named = costs_of(costs)
         owner = self._tenant(tenant)
-        hold = self._open_hold(owner, id)
+        hold = self._hold(owner, id)
         self._check_totals(hold, named)
+        self._check_open(hold)
         self._check_not_decreased(hold, named)
         replayed = all(hold.held[unit] == amount for unit, amount in named.items())
         changes = self._changes(hold, named)
@@ -375,7 +376,8 @@ class Ledger(Booking):
     def extend(self, id: UUID, ttl: timedelta | None, tenant: str = "default") -> datetime:  # noqa: A002
         """now + ttl, never earlier than before."""
         exact_ttl = check_ttl(ttl)
-        hold = self._open_hold(self._tenant(tenant), id)
+        hold = self._hold(self._tenant(tenant), id)
+        self._check_open(hold)
         hold.expires_at = max(hold.expires_at, self.now + exact_ttl)
         return hold.expires_at
 
@@ -384,15 +386,13 @@ class Ledger(Booking):
             raise ModelError("unknown_reservation", str(known_id))
         return owner.holds[known_id]
 
-    def _open_hold(self, owner: Tenant, known_id: UUID) -> Hold:
-        hold = self._hold(owner, known_id)
+    def _check_open(self, hold: Hold) -> None:
         if hold.state == "settled":
-            raise ModelError("already_settled", str(known_id))
+            raise ModelError("already_settled", str(hold.id))
         if hold.state == "released":
-            raise ModelError("already_released", str(known_id))
+            raise ModelError("already_released", str(hold.id))
         if hold.state == "expired" or hold.overdue(self.now):
-            raise ModelError("expired", str(known_id))
-        return hold
+            raise ModelError("expired", str(hold.id))
 
     # --- usage without a hold, and credit -----------------------------------------------------------------------
 
