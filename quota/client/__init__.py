@@ -1,0 +1,281 @@
+"""Client and AsyncClient: the calls of `quota.calls` over psycopg pools, with a deadline and safe retries.
+
+    with Client("postgresql://worker@db/app") as client:
+        with client.hold("key:42", {"usd": "0.25"}) as hold:
+            hold.sending()
+            usage = ask_the_model()
+            hold.settle({"usd": usage.cost})
+
+Everything is written once: what to do is decided by plans (`attempts`, `holds`), what can be asked by `verbs`; the two
+clients only carry out steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from decimal import Decimal
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolClosed, PoolTimeout
+
+from quota.calls import Call, Reservation, Reserve
+from quota.client import verbs
+from quota.client.attempts import Execute, NoConnection, Pause, Plan, Result
+from quota.client.connections import AsyncBoundConnection, BoundConnection, is_stale
+from quota.client.core import Core
+from quota.client.holds import AsyncHold, Hold
+from quota.client.transactions import run, run_async
+from quota.client.verbs import awaited, blocking
+
+__all__ = ["AsyncClient", "AsyncHold", "Client", "Hold", "run", "run_async"]
+
+logger = logging.getLogger("quota.client")
+
+A = TypeVar("A")
+H = TypeVar("H")
+P = ParamSpec("P")
+
+# How long the background may take to cancel what the server still does for a call that is over.
+_CANCEL_S = 2.0
+
+
+def _held(
+    make: Callable[[Any, Reserve], H], build: Callable[Concatenate[Any, P], Call[Reservation]]
+) -> Callable[Concatenate[Any, P], H]:
+    def hold(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> H:
+        """Returns a hold to be used as a context: reserved on entering (`Refused` when refused), closed on leaving.
+
+        Arguments: as in `reserve`. What happens on leaving is told by `Hold`.
+        """
+        return make(self, cast("Reserve", build(self, *args, **kwargs)))
+
+    return hold
+
+
+class Client(Core):
+    """The ledger, for threads. Thread-safe, and safe after a fork: every process opens connections of its own.
+
+    Arguments:
+        url: `postgresql://` URL or libpq connection string; None: `QUOTA_DATABASE_URL`.
+        tenant: the tenant of every call that this client builds.
+        timeout_s: deadline of a call in seconds, for waiting, connecting, executing and retrying together.
+        pool_max: most connections per process. They are opened when needed.
+        prepare_threshold: uses before a statement is prepared on the server; None: never, for poolers in transaction
+            mode older than PgBouncer 1.22.
+        fail_open: let reservations pass, granted with the state `fail_open`, while the database is away. Each is
+            counted (`bypasses`) and logged; closing one does nothing. When only the answer of a reserve was lost, the
+            hold exists all the same; it returns when its time has passed.
+        retries: how often a call may be repeated: serialization failures, deadlocks, lost connections. The id stays the
+            same, so nothing is booked twice.
+        application_name: how the server lists the sessions, unless the URL says otherwise.
+
+    Errors: `ConfigError` for arguments that cannot mean anything, or no URL. The first call connects, nothing before.
+    A call never takes much longer than its deadline, even when the server accepts and never answers.
+    """
+
+    def _new_pool(self) -> ConnectionPool[BoundConnection]:
+        pool = ConnectionPool(self._url, connection_class=BoundConnection, **self._pool_options)
+        pool.open()
+        return pool
+
+    def call(self, call: Call[A], *, timeout_s: Decimal | float | None = None) -> A:
+        """Carries out any value of `quota.calls`; returns its answer. `timeout_s`: its own deadline in seconds."""
+        return self.drive(self.plan(call, timeout_s))
+
+    reserve = blocking(verbs.reserve)
+    settle = blocking(verbs.settle)
+    release = blocking(verbs.release)
+    adjust = blocking(verbs.adjust)
+    extend = blocking(verbs.extend)
+    record = blocking(verbs.record)
+    balance = blocking(verbs.balance)
+    ensure_subject = blocking(verbs.ensure_subject)
+    credit = blocking(verbs.credit)
+    reap = blocking(verbs.reap)
+    check = blocking(verbs.check)
+    repair = blocking(verbs.repair)
+    hold = _held(Hold, verbs.reserve)
+
+    def drive(self, plan: Plan[A]) -> A:
+        """Carries out the steps of a plan; returns its answer."""
+        try:
+            step = next(plan)
+            while True:
+                result: Result | None = None
+                try:
+                    if isinstance(step, Pause):
+                        time.sleep(step.seconds)
+                    else:
+                        result = self._execute(step)
+                except BaseException as error:  # the plan decides about every one
+                    step = plan.throw(error)
+                else:
+                    step = plan.send(result)
+        except StopIteration as stop:
+            answer: A = stop.value
+            return answer
+
+    def _execute(self, step: Execute) -> Result:
+        pool: ConnectionPool[BoundConnection] = self._pools.get()
+        connection = self._take(pool, step.deadline_s)
+        try:
+            connection.deadline_s = step.deadline_s
+            connection.warnings.clear()
+            rows = connection.execute(step.statement, step.parameters, binary=True).fetchall()
+            return Result(list(rows), list(connection.warnings))
+        finally:
+            if connection.pgconn.transaction_status == TransactionStatus.ACTIVE:
+                threading.Thread(target=self._abandon, args=(pool, connection), daemon=True).start()
+            else:
+                pool.putconn(connection)
+
+    def _take(self, pool: ConnectionPool[BoundConnection], deadline_s: float) -> BoundConnection:
+        while True:
+            try:
+                connection = pool.getconn(deadline_s - time.monotonic())
+            except (PoolTimeout, PoolClosed) as error:
+                raise NoConnection(self._why_no_connection()) from error
+            if not is_stale(connection):
+                return connection
+            connection.close()
+            pool.putconn(connection)
+
+    @staticmethod
+    def _abandon(pool: ConnectionPool[BoundConnection], connection: BoundConnection) -> None:
+        try:
+            connection.cancel_safe(timeout=_CANCEL_S)
+        except psycopg.Error as error:
+            logger.info("a statement that was too late could not be cancelled: %s", error)
+        finally:
+            connection.close()
+            pool.putconn(connection)
+
+    def close(self) -> None:
+        """Closes this process's connections. Calls after it are a `RuntimeError`."""
+        self._closed = True
+        pool: ConnectionPool[BoundConnection] | None = self._pools.pop()
+        if pool is not None:
+            pool.close(timeout=self.timeout_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class AsyncClient(Core):
+    """`Client` for asyncio: the same arguments, the same verbs, each to be awaited.
+
+    Every event loop has connections of its own; close the client in the loop that used it.
+    """
+
+    def _new_pool(self) -> AsyncConnectionPool[AsyncBoundConnection]:
+        return AsyncConnectionPool(self._url, connection_class=AsyncBoundConnection, **self._pool_options)
+
+    async def call(self, call: Call[A], *, timeout_s: Decimal | float | None = None) -> A:
+        """Carries out any value of `quota.calls`; returns its answer. `timeout_s`: its own deadline in seconds."""
+        return await self.drive(self.plan(call, timeout_s))
+
+    reserve = awaited(verbs.reserve)
+    settle = awaited(verbs.settle)
+    release = awaited(verbs.release)
+    adjust = awaited(verbs.adjust)
+    extend = awaited(verbs.extend)
+    record = awaited(verbs.record)
+    balance = awaited(verbs.balance)
+    ensure_subject = awaited(verbs.ensure_subject)
+    credit = awaited(verbs.credit)
+    reap = awaited(verbs.reap)
+    check = awaited(verbs.check)
+    repair = awaited(verbs.repair)
+    hold = _held(AsyncHold, verbs.reserve)
+
+    async def drive(self, plan: Plan[A]) -> A:
+        """Carries out the steps of a plan; returns its answer."""
+        try:
+            step = next(plan)
+            while True:
+                result: Result | None = None
+                try:
+                    if isinstance(step, Pause):
+                        await asyncio.sleep(step.seconds)
+                    else:
+                        result = await self._execute(step)
+                except BaseException as error:  # the plan decides about every one
+                    step = plan.throw(error)
+                else:
+                    step = plan.send(result)
+        except StopIteration as stop:
+            answer: A = stop.value
+            return answer
+
+    async def _execute(self, step: Execute) -> Result:
+        pool: AsyncConnectionPool[AsyncBoundConnection] = self._pools.get(asyncio.get_running_loop())
+        if pool.closed:
+            await pool.open()
+        connection = await self._take(pool, step.deadline_s)
+        try:
+            connection.deadline_s = step.deadline_s
+            connection.warnings.clear()
+            rows = await (await connection.execute(step.statement, step.parameters, binary=True)).fetchall()
+            return Result(list(rows), list(connection.warnings))
+        finally:
+            if connection.pgconn.transaction_status == TransactionStatus.ACTIVE:
+                self._in_background(self._abandon(pool, connection))
+            else:
+                # Shielded: a connection that a cancellation keeps from its pool is lost to it for ever.
+                await asyncio.shield(self._in_background(pool.putconn(connection)))
+
+    async def _take(self, pool: AsyncConnectionPool[AsyncBoundConnection], deadline_s: float) -> AsyncBoundConnection:
+        while True:
+            try:
+                connection = await pool.getconn(deadline_s - time.monotonic())
+            except (PoolTimeout, PoolClosed) as error:
+                raise NoConnection(self._why_no_connection()) from error
+            if not is_stale(connection):
+                return connection
+            await connection.close()
+            await pool.putconn(connection)
+
+    @staticmethod
+    async def _abandon(pool: AsyncConnectionPool[AsyncBoundConnection], connection: AsyncBoundConnection) -> None:
+        try:
+            await connection.cancel_safe(timeout=_CANCEL_S)
+        except psycopg.Error as error:
+            logger.info("a statement that was too late could not be cancelled: %s", error)
+        finally:
+            await connection.close()
+            await pool.putconn(connection)
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)  # the loop itself keeps only weak references
+        task.add_done_callback(self._background.discard)
+        return task
+
+    async def close(self) -> None:
+        """Closes this loop's connections. Calls after it are a `RuntimeError`."""
+        self._closed = True
+        pool: AsyncConnectionPool[AsyncBoundConnection] | None = self._pools.pop(asyncio.get_running_loop())
+        if self._background:
+            await asyncio.wait(set(self._background), timeout=_CANCEL_S)
+        if pool is not None:
+            await pool.close(timeout=self.timeout_s)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
