@@ -12,67 +12,66 @@ CREATE OR REPLACE FUNCTION quota.record(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
-    given record;
+    parsed quota_internal.costs;
     subjects text[];
     known quota_internal.reservations;
-    r quota_internal.resolution;
+    j quota_internal.judgement;
+    locked bigint[];
     booking quota_internal.reservations;
-    locked quota_internal.accounts[];
-    standings quota_internal.standing[];
-    at timestamptz;
 BEGIN
     PERFORM quota_internal.require_details(record.details);
-    SELECT * INTO given FROM quota_internal.parse_costs(record.costs);
+    parsed := quota_internal.parse_costs(record.costs);
     also := quota_internal.others(record.also, record.subject);
     subjects := record.subject || also;
 
-    FOR attempt IN 1 .. 100 LOOP
+    FOR pass IN 1 .. 100 LOOP
         SELECT * INTO known FROM quota_internal.reservations x WHERE x.tenant = record.tenant AND x.id = record.id;
         IF FOUND THEN
-            entry := quota_internal.recorded(known, record.subject, also, given.by_value);
+            PERFORM quota_internal.require_tenant(record.tenant);
+            entry := quota_internal.recorded(known, record.subject, also, parsed.by_value);
             replayed := true;
             RETURN;
         END IF;
-        r := quota_internal.resolve(record.tenant, subjects, given.units);
-        IF r.named < cardinality(subjects) THEN
+        j := quota_internal.judge(record.tenant, subjects, parsed, 0, false);
+        IF NOT subjects <@ j.named THEN
             PERFORM quota_internal.require_subjects(record.tenant, subjects);
             CONTINUE;
         END IF;
-        IF r.unbound THEN
-            PERFORM quota_internal.bind(record.tenant, quota_internal.lineages(record.tenant, subjects));
+        IF j.unbound THEN
+            PERFORM quota_internal.bind(record.tenant, j.named);
             CONTINUE;
         END IF;
-        PERFORM quota_internal.require_covered(record.subject, given.units, coalesce(r.units, '{}'));
-        SELECT l.accounts INTO locked FROM quota_internal.lock_accounts(record.tenant, r.ids) l;
-        at := quota_internal.clock();
-        SELECT j.standings INTO standings
-        FROM quota_internal.judge(coalesce(locked, '{}'), given.units, given.amounts, 0, at, 1, false) j;
+        PERFORM quota_internal.require_covered(record.subject, parsed.units, j.covered);
+        IF locked IS DISTINCT FROM j.ids THEN
+            PERFORM quota_internal.lock_accounts(record.tenant, j.ids);
+            locked := j.ids;
+            CONTINUE;
+        END IF;
 
         booking.tenant := record.tenant;
         booking.id := coalesce(record.id, quota_internal.uuid_v7());
         booking.subject := record.subject;
-        SELECT array_agg(s.account), array_agg(s.window_start), array_agg(s.requested)
-        INTO booking.line_accounts, booking.line_windows, booking.line_booked
-        FROM unnest(standings) s
+        SELECT coalesce(array_agg(s.account), '{}'), coalesce(array_agg(s.window_start), '{}'),
+            coalesce(array_agg(s.requested), '{}'), coalesce(array_agg(0::numeric), '{}'), coalesce(array_agg(false), '{}')
+        INTO booking.line_accounts, booking.line_windows, booking.line_booked, booking.line_held, booking.line_charged
+        FROM unnest(j.standings) s
         WHERE s.kind <> 'concurrency';
+        booking.held := quota_internal.with_implied(
+            parsed.by_value, ARRAY(SELECT s FROM unnest(j.standings) s WHERE s.kind <> 'concurrency'));
         -- A record is a reservation that is born settled: its id is known from then on, and it can be credited.
         INSERT INTO quota_internal.reservations
             (tenant, id, subject, also, costs, held, booked, state, outcome, created_at, expires_at, closed_at, details,
              line_accounts, line_windows, line_held, line_booked, line_charged)
-        SELECT record.tenant, booking.id, record.subject, also, given.by_value, i.units, i.units, 'settled', 'record', at, at, at,
-            record.details, coalesce(booking.line_accounts, '{}'), coalesce(booking.line_windows, '{}'),
-            array_fill(0::numeric, ARRAY[coalesce(cardinality(booking.line_accounts), 0)]), coalesce(booking.line_booked, '{}'),
-            array_fill(false, ARRAY[coalesce(cardinality(booking.line_accounts), 0)])
-        FROM quota_internal.tenants t
-        CROSS JOIN quota_internal.with_implied(given.by_value, array_remove(r.units, 'concurrency'), given.units) i(units)
-        WHERE t.name = record.tenant AND t.config_version = r.config_version
+        VALUES (record.tenant, booking.id, record.subject, also, parsed.by_value, booking.held, booking.held, 'settled', 'record',
+            j.at, j.at, j.at, record.details, booking.line_accounts, booking.line_windows, booking.line_held,
+            booking.line_booked, booking.line_charged)
         ON CONFLICT (tenant, id) DO NOTHING;
         CONTINUE WHEN NOT FOUND;
-        PERFORM quota_internal.book(record.tenant, standings, at);
+        PERFORM quota_internal.book(record.tenant, j.standings, j.at);
         INSERT INTO quota_internal.entries
             (tenant, at, kind, reservation, subject, line_accounts, line_windows, line_amounts, details)
-        VALUES (record.tenant, at, 'record', booking.id, record.subject, coalesce(booking.line_accounts, '{}'),
-            coalesce(booking.line_windows, '{}'), coalesce(booking.line_booked, '{}'), nullif(record.details, '{}'))
+        VALUES (record.tenant, j.at, 'record', booking.id, record.subject, booking.line_accounts, booking.line_windows,
+            booking.line_booked, nullif(record.details, '{}'))
         RETURNING entries.id INTO entry;
         replayed := false;
         RETURN;
@@ -145,11 +144,10 @@ CREATE OR REPLACE FUNCTION quota.credit(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
-    given record;
+    given jsonb;
     r quota_internal.reservations;
     known quota_internal.entries;
     at timestamptz;
-    locked quota_internal.accounts[];
     a quota_internal.accounts;
     credited numeric[];
     amounts numeric[] := '{}';
@@ -158,12 +156,12 @@ DECLARE
     i integer;
 BEGIN
     PERFORM quota_internal.require_reason(credit.reason);
-    SELECT * INTO given FROM quota_internal.parse_costs(credit.costs);
+    given := (quota_internal.parse_costs(credit.costs)).by_value;
     r := quota_internal.lock_reservation(credit.tenant, credit.reservation);
-    PERFORM quota_internal.require_units_held(r, given.by_value);
+    PERFORM quota_internal.require_units_held(r, given);
     SELECT * INTO known FROM quota_internal.entries e WHERE e.tenant = credit.tenant AND e.request = credit.id;
     IF FOUND THEN
-        IF known.reservation <> r.id OR known.details -> 'costs' <> given.by_value THEN
+        IF known.reservation <> r.id OR known.details -> 'costs' <> given THEN
             PERFORM quota_internal.fail('id_conflict',
                 format('id %s is known as a credit of %s on reservation %s', credit.id, known.details -> 'costs', known.reservation),
                 'Use a new id for a new credit, or repeat the first one unchanged.');
@@ -173,14 +171,14 @@ BEGIN
         RETURN;
     END IF;
 
-    SELECT l.accounts INTO locked FROM quota_internal.lock_accounts(r.tenant, r.line_accounts) l;
+    PERFORM quota_internal.lock_accounts(r.tenant, r.line_accounts);
     at := quota_internal.clock();
     credited := quota_internal.credited(r);
     FOR i IN 1 .. cardinality(r.line_accounts) LOOP
         amounts := amounts || 0::numeric;
     END LOOP;
-    FOREACH a IN ARRAY coalesce(locked, '{}') LOOP
-        rest := (given.by_value -> a.unit)::numeric;
+    FOR a IN SELECT x.* FROM quota_internal.accounts x WHERE x.tenant = r.tenant AND x.id = ANY (r.line_accounts) LOOP
+        rest := (given -> a.unit)::numeric;
         CONTINUE WHEN rest IS NULL OR a.kind = 'concurrency';
         FOR i IN REVERSE cardinality(r.line_accounts) .. 1 LOOP
             CONTINUE WHEN r.line_accounts[i] <> a.id;
@@ -194,14 +192,14 @@ BEGIN
         IF rest > 0 THEN
             PERFORM quota_internal.fail('amount_out_of_range',
                 format('%s of "%s" is more than reservation %s has booked and not been credited yet',
-                    given.by_value -> a.unit, a.unit, r.id),
-                format('At most %s can be taken back.', (given.by_value -> a.unit)::numeric - rest));
+                    given -> a.unit, a.unit, r.id),
+                format('At most %s can be taken back.', (given -> a.unit)::numeric - rest));
         END IF;
     END LOOP;
     entry := quota_internal.enter(r, at, 'credit', amounts, credit.id,
-        jsonb_build_object('reason', credit.reason, 'costs', given.by_value));
+        jsonb_build_object('reason', credit.reason, 'costs', given));
     replayed := false;
-    PERFORM quota_internal.log(r.tenant, 'credit', r.id::text, NULL, given.by_value, credit.reason);
+    PERFORM quota_internal.log(r.tenant, 'credit', r.id::text, NULL, given, credit.reason);
 END
 $$;
 COMMENT ON FUNCTION quota.credit(uuid, jsonb, text, uuid, text) IS

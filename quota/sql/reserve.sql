@@ -1,31 +1,27 @@
 -- reserve: one hold over many subjects, units and limits, all or nothing.
 --
 -- The way of every decision: resolve and judge from a plain snapshot (a refusal ends here: no lock, nothing written); close
--- overdue holds that stand in the way; lock the accounts in order; read the clock; judge again by the locked rows; write the
--- hold, provided that nothing it relied on has changed since (config_version), and then the accounts.
+-- overdue holds that stand in the way; lock the accounts in order; read the clock; resolve and judge again, by a statement that
+-- begins after the locks; write the hold and the accounts.
 
--- Reads all that a decision needs in one statement: without locks, without writing. named counts the subjects that exist.
-CREATE OR REPLACE FUNCTION quota_internal.resolve(tenant text, subjects text[], units text[]) RETURNS quota_internal.resolution
-LANGUAGE plpgsql STABLE AS $$
-#variable_conflict use_column
-DECLARE
-    found quota_internal.resolution;
-BEGIN
-    SELECT min(t.config_version), min(t.ttl_maximum), min(t.polling_hint_s), count(DISTINCT n.name),
-        bool_or(s.binding_version <> t.binding_version), bool_or(s.frozen IS NOT NULL),
-        array_agg(a.unit) FILTER (WHERE a.id IS NOT NULL), array_agg(a.id) FILTER (WHERE a.id IS NOT NULL),
-        array_agg(a ORDER BY a.subject, a.limit_name) FILTER (WHERE a.id IS NOT NULL)
-    INTO found
+-- The accounts that a request touches, with the state of the subjects they belong to: one statement, no locks, nothing written.
+-- A row per account in lock order; a subject of the lineages without any has one row too. An account that two lineages reach
+-- appears once.
+CREATE OR REPLACE FUNCTION quota_internal.resolve(tenant text, subjects text[], units text[])
+RETURNS TABLE (
+    subject text, frozen boolean, unbound boolean, ttl_maximum interval, polling_hint_s numeric, account quota_internal.accounts
+)
+LANGUAGE sql STABLE AS $$
+    SELECT s.name, s.frozen IS NOT NULL, s.binding_version <> t.binding_version, t.ttl_maximum, t.polling_hint_s, a
     FROM quota_internal.tenants t
-    JOIN quota_internal.subjects n ON n.tenant = resolve.tenant AND n.name = ANY (resolve.subjects) AND NOT n.retired
-    CROSS JOIN unnest(n.lineage) l(name)
-    JOIN quota_internal.subjects s ON s.tenant = resolve.tenant AND s.name = l.name
+    JOIN quota_internal.subjects s ON s.tenant = resolve.tenant AND s.name = ANY (ARRAY(
+        SELECT unnest(n.lineage) FROM quota_internal.subjects n
+        WHERE n.tenant = resolve.tenant AND n.name = ANY (resolve.subjects) AND NOT n.retired))
     LEFT JOIN quota_internal.accounts a ON a.tenant = resolve.tenant AND a.subject = s.name AND a.in_force
         AND (a.unit = ANY (resolve.units) OR a.unit IN ('requests', 'concurrency') OR a.required)
     WHERE t.name = resolve.tenant
-        AND NOT EXISTS (SELECT FROM quota_internal.logins g WHERE g.role = session_user AND g.tenant <> resolve.tenant);
-    RETURN found;
-END
+        AND NOT EXISTS (SELECT FROM quota_internal.logins g WHERE g.role = session_user AND g.tenant <> resolve.tenant)
+    ORDER BY s.name, a.limit_name
 $$;
 
 -- Says why a resolution falls short: the tenant, or the subject that is not there.
@@ -65,74 +61,86 @@ BEGIN
 END
 $$;
 
--- Where each account stands at an instant, and whether what is asked of it fits.
-CREATE OR REPLACE FUNCTION quota_internal.judge(
-    accounts quota_internal.accounts[], units text[], amounts numeric[], headroom numeric, at timestamptz,
-    polling_hint_s numeric, charge boolean, OUT standings quota_internal.standing[], OUT refused boolean
-)
+-- Where an account stands at an instant, and whether what is asked of it fits.
+CREATE OR REPLACE FUNCTION quota_internal.stand(
+    a quota_internal.accounts, requested numeric, headroom numeric, at timestamptz, polling_hint_s numeric, charge boolean
+) RETURNS quota_internal.standing
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
-    a quota_internal.accounts;
-    s quota_internal.standing;
-    usable numeric;
+    usable numeric := quota_internal.usable(a.kind, a.capacity, headroom);
+    level numeric;
+    reason text;
+    wait_s numeric;
+    opened record;
 BEGIN
-    refused := false;
-    FOREACH a IN ARRAY accounts LOOP
-        -- Two lineages that meet reach an account twice; it is charged once.
-        CONTINUE WHEN a.id = s.account;
-        s.account := a.id;
-        s.subject := a.subject;
-        s.limit_name := a.limit_name;
-        s.unit := a.unit;
-        s.kind := a.kind;
-        s.capacity := a.capacity;
-        s.requested := amounts[array_position(units, a.unit)];
-        IF s.requested IS NULL THEN
-            IF a.unit NOT IN ('requests', 'concurrency') THEN
-                PERFORM quota_internal.fail('unit_missing',
-                    format('limit "%s" of "%s" requires an amount of "%s"', a.limit_name, a.subject, a.unit),
-                    'Add the unit to the costs; 0 is allowed.');
-            END IF;
-            s.requested := 1;
+    IF a.kind = 'bucket' THEN
+        level := quota_internal.refilled(a.level, a.level_at, a.capacity, a.refill_per_s, at);
+    ELSIF a.window_end <= at OR a.period IS NOT NULL AND a.window_end IS NULL THEN
+        SELECT * INTO opened FROM quota_internal.window_at(a.period, a.time_zone, at);
+        a.spent := 0;
+        a.reserved := 0;
+        a.window_start := opened.window_start;
+        a.window_end := opened.window_end;
+    END IF;
+    reason := quota_internal.verdict(a.kind, a.capacity, usable, requested, a.spent, a.reserved, level);
+    IF reason IS NOT NULL THEN
+        wait_s := quota_internal.wait_s(reason, a.capacity, usable, requested, level, a.refill_per_s, a.level_at, a.window_end,
+            at, polling_hint_s);
+    END IF;
+    RETURN ROW(a.id, a.subject, a.limit_name, a.unit, a.kind, a.capacity, CASE WHEN a.kind <> 'bucket' THEN a.spent END,
+        a.reserved, level, requested, reason, wait_s, a.window_start, a.window_end,
+        a.kind <> 'concurrency' AND (charge OR a.on_expiry = 'charge'))::quota_internal.standing;
+END
+$$;
+
+-- What a request asks of an account: the amount of its unit, or 1 of the two units that count by themselves.
+CREATE OR REPLACE FUNCTION quota_internal.requested(a quota_internal.accounts, costs quota_internal.costs) RETURNS numeric
+LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    amount numeric := costs.amounts[array_position(costs.units, a.unit)];
+BEGIN
+    IF amount IS NULL THEN
+        IF a.unit NOT IN ('requests', 'concurrency') THEN
+            PERFORM quota_internal.fail('unit_missing',
+                format('limit "%s" of "%s" requires an amount of "%s"', a.limit_name, a.subject, a.unit),
+                'Add the unit to the costs; 0 is allowed.');
         END IF;
-        IF a.period IS NULL THEN
-            s.spent := a.spent;
-            s.reserved := a.reserved;
-        ELSIF a.window_end > at THEN
-            s.spent := a.spent;
-            s.reserved := a.reserved;
-            s.window_start := a.window_start;
-            s.window_end := a.window_end;
-        ELSE
-            s.spent := 0;
-            s.reserved := 0;
-            SELECT w.window_start, w.window_end INTO s.window_start, s.window_end
-            FROM quota_internal.window_at(a.period, a.time_zone, at) w;
-        END IF;
-        IF a.kind = 'bucket' THEN
-            s.spent := NULL;
-            s.level := quota_internal.refilled(a.level, a.level_at, a.capacity, a.refill_per_s, at);
-        ELSIF a.kind = 'concurrency' AND s.requested <> trunc(s.requested) THEN
-            PERFORM quota_internal.fail('invalid_amount',
-                format('%s of "%s" is not a whole number of slots', s.requested, a.unit),
-                'Concurrency is counted in whole slots.');
-        END IF;
-        usable := quota_internal.usable(a.kind, a.capacity, headroom);
-        s.reason := quota_internal.verdict(a.kind, a.capacity, usable, s.requested, s.spent, s.reserved, s.level);
-        IF s.reason IS NOT NULL THEN
-            refused := true;
-            s.retry_after_s := quota_internal.wait_s(s.reason, a.capacity, usable, s.requested, s.level, a.refill_per_s,
-                a.level_at, a.window_end, at, polling_hint_s);
-        END IF;
-        s.charge_on_expiry := (charge OR a.on_expiry = 'charge') AND a.kind <> 'concurrency';
-        standings := standings || s;
-        -- The next account starts from a clean row but for the id it is compared with.
-        s.level := NULL;
-        s.window_start := NULL;
-        s.window_end := NULL;
-        s.retry_after_s := NULL;
+        RETURN 1;
+    END IF;
+    IF a.kind = 'concurrency' AND amount <> trunc(amount) THEN
+        PERFORM quota_internal.fail('invalid_amount', format('%s of "%s" is not a whole number of slots', amount, a.unit),
+            'Concurrency is counted in whole slots.');
+    END IF;
+    RETURN amount;
+END
+$$;
+
+-- Judges a request by one snapshot.
+CREATE OR REPLACE FUNCTION quota_internal.judge(
+    tenant text, subjects text[], costs quota_internal.costs, headroom numeric, charge boolean
+) RETURNS quota_internal.judgement
+LANGUAGE plpgsql AS $$
+DECLARE
+    j quota_internal.judgement := ROW(quota_internal.clock(), '{}', '{}', '{requests,concurrency}', '{}', false, false, false, false);
+    r record;
+    s quota_internal.standing;
+BEGIN
+    FOR r IN SELECT * FROM quota_internal.resolve(judge.tenant, judge.subjects, costs.units) LOOP
+        j.ttl_maximum := r.ttl_maximum;
+        j.polling_hint_s := r.polling_hint_s;
+        j.named := j.named || r.subject;
+        j.unbound := j.unbound OR r.unbound;
+        j.frozen := j.frozen OR r.frozen;
+        CONTINUE WHEN r.account IS NULL;
+        s := quota_internal.stand(
+            r.account, quota_internal.requested(r.account, costs), headroom, j.at, r.polling_hint_s, charge);
+        j.standings := j.standings || s;
+        j.ids := j.ids || s.account;
+        j.covered := j.covered || s.unit;
+        j.refused := j.refused OR s.reason IS NOT NULL;
+        j.stale := j.stale OR s.reserved > 0 AND (r.account).earliest_expiry <= j.at;
     END LOOP;
-    standings := coalesce(standings, '{}');
+    RETURN j;
 END
 $$;
 
@@ -160,22 +168,6 @@ BEGIN
 END
 $$;
 
--- What a reservation's accounts show after the hold: the limit columns of a grant and of its replays.
-CREATE OR REPLACE FUNCTION quota_internal.with_hold(standings quota_internal.standing[]) RETURNS quota_internal.standing[]
-LANGUAGE plpgsql IMMUTABLE AS $$
-DECLARE
-    i integer;
-BEGIN
-    FOR i IN 1 .. cardinality(standings) LOOP
-        IF standings[i].kind = 'bucket' THEN
-            standings[i].level := standings[i].level - standings[i].requested;
-        END IF;
-        standings[i].reserved := standings[i].reserved + standings[i].requested;
-    END LOOP;
-    RETURN standings;
-END
-$$;
-
 CREATE OR REPLACE FUNCTION quota_internal.refusal(standings quota_internal.standing[]) RETURNS quota.decision
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -187,45 +179,18 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION quota_internal.is_known(tenant text, id uuid) RETURNS boolean
-LANGUAGE plpgsql STABLE AS $$
-BEGIN
-    RETURN id IS NOT NULL AND EXISTS (
-        SELECT FROM quota_internal.reservations r WHERE r.tenant = is_known.tenant AND r.id = is_known.id);
-END
-$$;
-
 -- The units of the hold: those asked for, and 1 for each of the two that count by themselves where a limit covers them.
-CREATE OR REPLACE FUNCTION quota_internal.with_implied(costs jsonb, covered text[], units text[]) RETURNS jsonb
-LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE WHEN covered <@ units OR covered IS NULL THEN costs ELSE
-        costs
-        || CASE WHEN 'requests' = ANY (covered) AND 'requests' <> ALL (units) THEN '{"requests": 1}' ELSE '{}' END::jsonb
-        || CASE WHEN 'concurrency' = ANY (covered) AND 'concurrency' <> ALL (units) THEN '{"concurrency": 1}' ELSE '{}' END::jsonb
-    END
-$$;
-
--- Standings as the lines of a reservation.
-CREATE OR REPLACE FUNCTION quota_internal.lines_of(
-    standings quota_internal.standing[],
-    OUT accounts bigint[], OUT windows timestamptz[], OUT held numeric[], OUT booked numeric[], OUT charged boolean[]
-)
+CREATE OR REPLACE FUNCTION quota_internal.with_implied(costs jsonb, standings quota_internal.standing[]) RETURNS jsonb
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     s quota_internal.standing;
 BEGIN
-    accounts := '{}';
-    windows := '{}';
-    held := '{}';
-    booked := '{}';
-    charged := '{}';
     FOREACH s IN ARRAY standings LOOP
-        accounts := accounts || s.account;
-        windows := windows || s.window_start;
-        held := held || s.requested;
-        booked := booked || 0::numeric;
-        charged := charged || s.charge_on_expiry;
+        IF NOT costs ? s.unit THEN
+            costs := costs || jsonb_build_object(s.unit, 1);
+        END IF;
     END LOOP;
+    RETURN costs;
 END
 $$;
 
@@ -290,26 +255,28 @@ BEGIN
 END
 $$;
 
--- Where the accounts of an open hold stand now, each with what the hold asks of it.
+-- The accounts of a reservation, in lock order.
+CREATE OR REPLACE FUNCTION quota_internal.accounts_of(r quota_internal.reservations) RETURNS quota_internal.accounts[]
+LANGUAGE sql STABLE AS $$
+    SELECT coalesce(array_agg(a ORDER BY a.subject, a.limit_name), '{}')
+    FROM quota_internal.accounts a
+    WHERE a.tenant = r.tenant AND a.id = ANY (r.line_accounts)
+$$;
+
+-- Where the accounts of an open hold stand now, the hold included.
 CREATE OR REPLACE FUNCTION quota_internal.standings_of(r quota_internal.reservations) RETURNS quota_internal.standing[]
 LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE
     at timestamptz := quota_internal.clock();
-    accounts quota_internal.accounts[];
-    standings quota_internal.standing[];
-    i integer;
+    a quota_internal.accounts;
+    s quota_internal.standing;
+    standings quota_internal.standing[] := '{}';
 BEGIN
-    SELECT array_agg(a ORDER BY a.subject, a.limit_name) INTO accounts
-    FROM quota_internal.accounts a
-    WHERE a.tenant = r.tenant AND a.id = ANY (r.line_accounts);
-    SELECT j.standings INTO standings
-    FROM quota_internal.judge(quota_internal.discount(coalesce(accounts, '{}'), at),
-        ARRAY(SELECT jsonb_object_keys(r.held)), ARRAY(SELECT value::numeric FROM jsonb_each(r.held)),
-        r.headroom, at, 1, false) j;
-    FOR i IN 1 .. cardinality(standings) LOOP
-        standings[i].reason := NULL;
-        standings[i].retry_after_s := NULL;
+    FOREACH a IN ARRAY quota_internal.discount(quota_internal.accounts_of(r), at) LOOP
+        s := quota_internal.stand(a, 0, r.headroom, at, 1, false);
+        s.requested := (r.held -> a.unit)::numeric;
+        standings := standings || s;
     END LOOP;
     RETURN standings;
 END
@@ -322,20 +289,14 @@ LANGUAGE sql STABLE AS $$
     SELECT current_setting('transaction_isolation') <> 'read committed'
 $$;
 
--- Locks accounts in the one order and returns them as they are once locked; earliest is when the first of their holds may expire.
-CREATE OR REPLACE FUNCTION quota_internal.lock_accounts(
-    tenant text, ids bigint[], OUT accounts quota_internal.accounts[], OUT earliest timestamptz
-)
+-- Locks accounts in the one order.
+CREATE OR REPLACE FUNCTION quota_internal.lock_accounts(tenant text, ids bigint[]) RETURNS void
 LANGUAGE plpgsql AS $$
-#variable_conflict use_column
 BEGIN
-    SELECT array_agg(x), min(x.earliest_expiry) FILTER (WHERE x.reserved > 0) INTO accounts, earliest
-    FROM (
-        SELECT a.* FROM quota_internal.accounts a
-        WHERE a.tenant = lock_accounts.tenant AND a.id = ANY (lock_accounts.ids)
-        ORDER BY a.subject, a.limit_name
-        FOR NO KEY UPDATE
-    ) x;
+    PERFORM FROM quota_internal.accounts a
+    WHERE a.tenant = lock_accounts.tenant AND a.id = ANY (lock_accounts.ids)
+    ORDER BY a.subject, a.limit_name
+    FOR NO KEY UPDATE;
 END
 $$;
 
@@ -382,12 +343,33 @@ BEGIN
 END
 $$;
 
--- The subjects of these lineages, each once.
-CREATE OR REPLACE FUNCTION quota_internal.lineages(tenant text, subjects text[]) RETURNS text[]
-LANGUAGE sql STABLE AS $$
-    SELECT array_agg(DISTINCT l.name)
-    FROM quota_internal.subjects s CROSS JOIN unnest(s.lineage) l(name)
-    WHERE s.tenant = lineages.tenant AND s.name = ANY (lineages.subjects)
+-- The same accounts, locked, where overdue holds lie about: read again with those discounted. next_expiry says how far the
+-- search need not be repeated: to the tenant's next expiry, unless one of these accounts has an overdue hold left.
+CREATE OR REPLACE FUNCTION quota_internal.stand_discounted(
+    tenant text, ids bigint[], costs quota_internal.costs, headroom numeric, at timestamptz, polling_hint_s numeric,
+    charge boolean, OUT standings quota_internal.standing[], OUT refused boolean, OUT next_expiry timestamptz
+)
+LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+DECLARE
+    stored quota_internal.accounts[];
+    discounted quota_internal.accounts[];
+    a quota_internal.accounts;
+    s quota_internal.standing;
+BEGIN
+    SELECT array_agg(x ORDER BY x.subject, x.limit_name) INTO stored
+    FROM quota_internal.accounts x
+    WHERE x.tenant = stand_discounted.tenant AND x.id = ANY (stand_discounted.ids);
+    discounted := quota_internal.discount(coalesce(stored, '{}'), at);
+    standings := '{}';
+    refused := false;
+    next_expiry := CASE WHEN discounted = stored THEN quota_internal.next_expiry(tenant, at) ELSE '-infinity' END;
+    FOREACH a IN ARRAY discounted LOOP
+        s := quota_internal.stand(a, quota_internal.requested(a, costs), headroom, at, polling_hint_s, charge);
+        standings := standings || s;
+        refused := refused OR s.reason IS NOT NULL;
+    END LOOP;
+END
 $$;
 
 CREATE OR REPLACE FUNCTION quota.reserve(
@@ -404,104 +386,103 @@ CREATE OR REPLACE FUNCTION quota.reserve(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
-    d quota.decision;
-    units text[];
-    amounts numeric[];
-    by_value jsonb;
+    parsed quota_internal.costs;
     subjects text[] := ARRAY[reserve.subject];
-    r quota_internal.resolution;
-    at timestamptz;
-    standings quota_internal.standing[];
-    refused boolean;
-    locked quota_internal.accounts[];
-    earliest timestamptz;
-    next_expiry timestamptz;
+    charge boolean := on_expiry IS NOT DISTINCT FROM 'charge';
+    d quota.decision;
+    j quota_internal.judgement;
+    locked bigint[];
+    next_expiry timestamptz := 'infinity';
 BEGIN
     PERFORM quota_internal.require_hold_arguments(reserve.ttl, reserve.headroom, reserve.on_expiry, reserve.details);
-    SELECT c.units, c.amounts, c.by_value INTO units, amounts, by_value FROM quota_internal.parse_costs(reserve.costs) c;
+    parsed := quota_internal.parse_costs(reserve.costs);
     IF reserve.also IS DISTINCT FROM '{}' THEN
         also := quota_internal.others(reserve.also, reserve.subject);
         subjects := subjects || also;
     END IF;
-
-    FOR attempt IN 1 .. 100 LOOP
-        IF reserve.id IS NOT NULL THEN
-            d := quota_internal.replay(reserve.tenant, reserve.id, reserve.subject, also, by_value);
-            IF d.reservation IS NOT NULL THEN
-                RETURN d;
-            END IF;
+    IF reserve.id IS NOT NULL THEN
+        d := quota_internal.replay(reserve.tenant, reserve.id, reserve.subject, also, parsed.by_value);
+        IF d.reservation IS NOT NULL THEN
+            RETURN d;
         END IF;
+    END IF;
 
-        r := quota_internal.resolve(reserve.tenant, subjects, units);
-        IF r.named < cardinality(subjects) THEN
+    -- The first pass judges from a plain snapshot; every later one by what it reads once its accounts are locked.
+    FOR pass IN 1 .. 100 LOOP
+        j := quota_internal.judge(reserve.tenant, subjects, parsed, headroom, charge);
+        IF NOT subjects <@ j.named THEN
             PERFORM quota_internal.require_subjects(reserve.tenant, subjects);
             CONTINUE;
         END IF;
-        IF reserve.ttl > r.ttl_maximum THEN
-            PERFORM quota_internal.require_ttl(reserve.ttl, r.ttl_maximum);
-        END IF;
-        IF r.unbound THEN
-            PERFORM quota_internal.bind(reserve.tenant, quota_internal.lineages(reserve.tenant, subjects));
+        IF j.unbound THEN
+            PERFORM quota_internal.bind(reserve.tenant, j.named);
             CONTINUE;
         END IF;
-        IF NOT (units <@ (r.units || ARRAY['requests', 'concurrency'])) THEN
-            PERFORM quota_internal.require_covered(reserve.subject, units, coalesce(r.units, '{}'));
+        IF ttl > j.ttl_maximum THEN
+            PERFORM quota_internal.require_ttl(ttl, j.ttl_maximum);
         END IF;
-        at := quota_internal.clock();
-        SELECT j.standings, j.refused INTO standings, refused
-        FROM quota_internal.judge(coalesce(r.accounts, '{}'), units, amounts, reserve.headroom, at, r.polling_hint_s,
-            reserve.on_expiry IS NOT DISTINCT FROM 'charge') j;
-        IF refused OR r.frozen THEN
-            IF quota_internal.snapshot_is_old() THEN
-                PERFORM FROM quota_internal.tenants t WHERE t.name = reserve.tenant FOR SHARE;
-            ELSIF NOT r.frozen AND quota_internal.close_overdue_in_the_way(reserve.tenant, r.accounts, standings, r.ids, at)
-                OR quota_internal.is_known(reserve.tenant, reserve.id)
-            THEN
-                CONTINUE;
-            ELSIF NOT r.frozen THEN
-                RETURN quota_internal.refusal(standings);
-            END IF;
-            IF r.frozen THEN
-                RETURN quota_internal.frozen_answer(reserve.tenant, subjects);
-            END IF;
+        IF NOT parsed.units <@ j.covered THEN
+            PERFORM quota_internal.require_covered(reserve.subject, parsed.units, j.covered);
         END IF;
 
-        SELECT l.accounts, l.earliest INTO locked, earliest FROM quota_internal.lock_accounts(reserve.tenant, r.ids) l;
-        at := quota_internal.clock();
-        next_expiry := 'infinity';
-        IF earliest <= at THEN
-            SELECT o.accounts, o.next_expiry INTO locked, next_expiry FROM quota_internal.discount_and_look_ahead(locked, at) o;
+        IF locked IS DISTINCT FROM j.ids THEN
+            IF j.refused OR j.frozen THEN
+                IF quota_internal.snapshot_is_old() THEN
+                    PERFORM FROM quota_internal.tenants t WHERE t.name = reserve.tenant FOR SHARE;
+                ELSIF NOT j.frozen AND j.stale
+                    AND quota_internal.close_overdue_in_the_way(reserve.tenant, j.standings, j.ids, j.at)
+                THEN
+                    locked := j.ids;
+                    CONTINUE;
+                ELSE
+                    EXIT;
+                END IF;
+            END IF;
+            PERFORM quota_internal.lock_accounts(reserve.tenant, j.ids);
+            locked := j.ids;
+            CONTINUE;
         END IF;
-        SELECT j.standings, j.refused INTO standings, refused
-        FROM quota_internal.judge(coalesce(locked, '{}'), units, amounts, reserve.headroom, at, r.polling_hint_s,
-            reserve.on_expiry IS NOT DISTINCT FROM 'charge') j;
-        IF refused THEN
-            CONTINUE WHEN quota_internal.is_known(reserve.tenant, reserve.id)
-                OR r.config_version <> (SELECT t.config_version FROM quota_internal.tenants t WHERE t.name = reserve.tenant);
-            RETURN quota_internal.refusal(standings);
+
+        EXIT WHEN j.frozen;
+        IF j.stale THEN
+            SELECT x.standings, x.refused, x.next_expiry INTO j.standings, j.refused, next_expiry
+            FROM quota_internal.stand_discounted(
+                reserve.tenant, j.ids, parsed, headroom, j.at, j.polling_hint_s, charge) x;
         END IF;
+        EXIT WHEN j.refused;
 
         d.reservation := coalesce(reserve.id, quota_internal.uuid_v7());
-        d.expires_at := quota_internal.later(at, reserve.ttl);
+        d.expires_at := quota_internal.later(j.at, ttl);
         INSERT INTO quota_internal.reservations
             (tenant, id, subject, also, costs, held, created_at, expires_at, headroom, details,
              line_accounts, line_windows, line_held, line_booked, line_charged)
-        SELECT reserve.tenant, d.reservation, reserve.subject, also, by_value,
-            quota_internal.with_implied(by_value, r.units, units), at, d.expires_at, reserve.headroom, reserve.details,
-            l.accounts, l.windows, l.held, l.booked, l.charged
-        FROM quota_internal.tenants t
-        CROSS JOIN quota_internal.lines_of(standings) l
-        WHERE t.name = reserve.tenant AND t.config_version = r.config_version
+        SELECT reserve.tenant, d.reservation, reserve.subject, also, parsed.by_value,
+            quota_internal.with_implied(parsed.by_value, j.standings), j.at, d.expires_at, headroom, details,
+            j.ids, coalesce(array_agg(l.window_start), '{}'), coalesce(array_agg(l.requested), '{}'),
+            coalesce(array_agg(0::numeric), '{}'), coalesce(array_agg(l.charge_on_expiry), '{}')
+        FROM unnest(j.standings) l
         ON CONFLICT (tenant, id) DO NOTHING;
-        -- Nothing inserted: the same id was faster, or a limit, a tier, a lineage or a freeze has changed. Decide anew.
-        CONTINUE WHEN NOT FOUND;
-        PERFORM quota_internal.take(reserve.tenant, standings, at, d.expires_at, next_expiry);
+        EXIT WHEN NOT FOUND;
+        PERFORM quota_internal.take(reserve.tenant, j.standings, j.at, d.expires_at, next_expiry);
 
         d.granted := true;
         d.state := 'held';
         d.replayed := false;
-        RETURN quota_internal.conclude(d, quota_internal.with_hold(standings));
+        RETURN quota_internal.conclude(d, j.standings);
     END LOOP;
+
+    -- Refused, or the same id was faster: then its answer is the answer.
+    IF reserve.id IS NOT NULL THEN
+        d := quota_internal.replay(reserve.tenant, reserve.id, reserve.subject, also, parsed.by_value);
+        IF d.reservation IS NOT NULL THEN
+            RETURN d;
+        END IF;
+    END IF;
+    IF j.frozen THEN
+        RETURN quota_internal.frozen_answer(reserve.tenant, subjects);
+    ELSIF j.refused THEN
+        RETURN quota_internal.refusal(j.standings);
+    END IF;
     RAISE EXCEPTION USING ERRCODE = 'serialization_failure',
         MESSAGE = format('the limits of tenant "%s" keep changing; no decision after 100 attempts', reserve.tenant),
         HINT = 'Retry with the same id.';

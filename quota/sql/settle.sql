@@ -75,7 +75,6 @@ LANGUAGE plpgsql AS $$
 DECLARE
     open boolean := r.state = 'held';
     a quota_internal.accounts;
-    locked quota_internal.accounts[];
     version bigint;
     lines integer := cardinality(r.line_accounts);
     i integer;
@@ -94,7 +93,7 @@ DECLARE
     taken numeric[];
 BEGIN
     line_booked := r.line_booked;
-    SELECT l.accounts INTO locked FROM quota_internal.lock_accounts(r.tenant, r.line_accounts) l;
+    PERFORM quota_internal.lock_accounts(r.tenant, r.line_accounts);
     posted_at := quota_internal.clock();
     IF lines = 0 THEN
         RETURN;
@@ -102,7 +101,7 @@ BEGIN
     added := array_fill(0::numeric, ARRAY[lines]);
     exceeded := added;
     taken := added;
-    FOREACH a IN ARRAY locked LOOP
+    FOR a IN SELECT x.* FROM quota_internal.accounts x WHERE x.tenant = r.tenant AND x.id = ANY (r.line_accounts) LOOP
         rest := (totals ->> a.unit)::numeric;
         IF a.kind = 'bucket' THEN
             version := coalesce(version, (SELECT t.binding_version FROM quota_internal.tenants t WHERE t.name = r.tenant));

@@ -17,6 +17,9 @@ BEGIN
         END IF;
         exact := written::numeric;
     END IF;
+    IF exact >= 0 AND exact < 1000000000000000000 AND scale(exact) <= 12 THEN
+        RETURN exact;
+    END IF;
     PERFORM quota_internal.require_amount(unit, exact);
     RETURN exact;
 END
@@ -37,24 +40,33 @@ BEGIN
 END
 $$;
 
--- A cost map as arrays, and once more as JSON numbers so that two maps compare by value.
-CREATE OR REPLACE FUNCTION quota_internal.parse_costs(costs jsonb, OUT units text[], OUT amounts numeric[], OUT by_value jsonb)
+-- Takes a cost map apart. (jsonb_path_query_array instead of jsonb_each: a function call costs less than a statement.)
+CREATE OR REPLACE FUNCTION quota_internal.parse_costs(costs jsonb) RETURNS quota_internal.costs
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 DECLARE
-    has_strings boolean;
+    pairs jsonb;
+    pair jsonb;
+    value jsonb;
+    exact numeric;
+    parsed quota_internal.costs;
 BEGIN
     IF jsonb_typeof(costs) IS DISTINCT FROM 'object' OR costs = '{}' THEN
         PERFORM quota_internal.fail('invalid_costs', format('%s is no cost map', coalesce(left(costs::text, 100), 'null')),
             'Send an object of unit and amount, such as {"usd": "0.25"}.');
     END IF;
-    SELECT array_agg(c.key), array_agg(quota_internal.amount(c.key, c.value)), bool_or(jsonb_typeof(c.value) = 'string')
-    INTO units, amounts, has_strings
-    FROM jsonb_each(costs) c;
-    IF has_strings THEN
-        SELECT jsonb_object_agg(c.key, c.value) INTO by_value FROM unnest(units, amounts) c(key, value);
-    ELSE
-        by_value := costs;
-    END IF;
+    pairs := jsonb_path_query_array(costs, '$.keyvalue()');
+    parsed := ROW('{}', '{}', costs);
+    FOR i IN 0 .. jsonb_array_length(pairs) - 1 LOOP
+        pair := pairs -> i;
+        value := pair -> 'value';
+        exact := quota_internal.amount(pair ->> 'key', value);
+        parsed.units := parsed.units || (pair ->> 'key');
+        parsed.amounts := parsed.amounts || exact;
+        IF jsonb_typeof(value) = 'string' THEN
+            parsed.by_value := parsed.by_value || jsonb_build_object(pair ->> 'key', exact);
+        END IF;
+    END LOOP;
+    RETURN parsed;
 END
 $$;
 

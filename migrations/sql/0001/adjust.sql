@@ -21,22 +21,19 @@ CREATE OR REPLACE FUNCTION quota.adjust(id uuid, costs jsonb, tenant text DEFAUL
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
-    given record;
+    given quota_internal.costs;
+    raises quota_internal.costs := ROW('{}', '{}', '{}');
     r quota_internal.reservations;
-    now_in_force quota_internal.resolution;
     d quota.decision;
-    units text[] := '{}';
-    raises numeric[] := '{}';
-    locked quota_internal.accounts[];
-    earliest timestamptz;
-    next_expiry timestamptz := 'infinity';
-    at timestamptz;
+    lineage record;
+    a quota_internal.accounts;
+    s quota_internal.standing;
     standings quota_internal.standing[];
     refused boolean;
+    at timestamptz;
     held numeric;
-    i integer;
 BEGIN
-    SELECT * INTO given FROM quota_internal.parse_costs(adjust.costs);
+    given := quota_internal.parse_costs(adjust.costs);
     r := quota_internal.lock_reservation(adjust.tenant, adjust.id);
     PERFORM quota_internal.require_units_held(r, given.by_value);
     PERFORM quota_internal.require_open(r);
@@ -44,8 +41,8 @@ BEGIN
     FOR i IN 1 .. cardinality(given.units) LOOP
         held := greatest((r.held -> given.units[i])::numeric, (r.booked -> given.units[i])::numeric);
         IF given.amounts[i] > held THEN
-            units := units || given.units[i];
-            raises := raises || given.amounts[i] - held;
+            raises.units := raises.units || given.units[i];
+            raises.amounts := raises.amounts || given.amounts[i] - held;
         END IF;
     END LOOP;
     d.reservation := r.id;
@@ -58,67 +55,53 @@ BEGIN
     END IF;
 
     FOR attempt IN 1 .. 100 LOOP
-        now_in_force := quota_internal.resolve(r.tenant, r.subject || r.also, units);
-        IF now_in_force.unbound THEN
-            PERFORM quota_internal.bind(r.tenant, quota_internal.lineages(r.tenant, r.subject || r.also));
-            CONTINUE;
-        END IF;
-        SELECT l.accounts, l.earliest INTO locked, earliest FROM quota_internal.lock_accounts(r.tenant, r.line_accounts) l;
-        CONTINUE WHEN now_in_force.config_version
-            <> (SELECT t.config_version FROM quota_internal.tenants t WHERE t.name = r.tenant);
-        at := quota_internal.clock();
-        IF units <> '{}' AND now_in_force.frozen THEN
-            d := quota_internal.frozen_answer(r.tenant, r.subject || r.also);
-            d.reservation := r.id;
-            d.state := r.state;
-            d.expires_at := r.expires_at;
-            RETURN d;
-        END IF;
-        IF earliest <= at THEN
-            SELECT o.accounts, o.next_expiry INTO locked, next_expiry FROM quota_internal.discount_and_look_ahead(locked, at) o;
-        END IF;
-        SELECT j.standings, j.refused INTO standings, refused
-        FROM quota_internal.judge(quota_internal.raised(locked, units), units, raises, r.headroom, at,
-            now_in_force.polling_hint_s, false) j;
-        IF refused THEN
-            d.granted := false;
-            RETURN quota_internal.conclude(d, standings);
-        END IF;
-        r := quota_internal.resize(r, given.by_value, standings, locked, at, next_expiry);
-        RETURN quota_internal.conclude(d, quota_internal.standings_of(r));
+        PERFORM quota_internal.lock_accounts(r.tenant, r.line_accounts);
+        -- What decides is read after the locks: whether limits have changed, and whether somebody is frozen.
+        SELECT bool_or(x.unbound) AS unbound, bool_or(x.frozen) AS frozen, max(x.polling_hint_s) AS polling_hint_s,
+            array_agg(x.subject) AS subjects
+        INTO lineage
+        FROM quota_internal.resolve(r.tenant, r.subject || r.also, '{}') x;
+        EXIT WHEN NOT lineage.unbound;
+        PERFORM quota_internal.bind(r.tenant, lineage.subjects);
     END LOOP;
-    RAISE EXCEPTION USING ERRCODE = 'serialization_failure',
-        MESSAGE = format('the limits of tenant "%s" keep changing; no decision after 100 attempts', adjust.tenant),
-        HINT = 'Retry the same totals.';
+    IF raises.units <> '{}' AND lineage.frozen THEN
+        d := quota_internal.frozen_answer(r.tenant, r.subject || r.also);
+        d.reservation := r.id;
+        d.state := r.state;
+        d.expires_at := r.expires_at;
+        RETURN d;
+    END IF;
+    at := quota_internal.clock();
+    standings := '{}';
+    refused := false;
+    FOREACH a IN ARRAY quota_internal.discount(quota_internal.accounts_of(r), at) LOOP
+        CONTINUE WHEN a.unit <> ALL (raises.units);
+        IF NOT a.in_force THEN
+            -- Counted, not tested: the limit was removed after the hold was taken.
+            a.capacity := NULL;
+        END IF;
+        s := quota_internal.stand(a, quota_internal.requested(a, raises), r.headroom, at, lineage.polling_hint_s, false);
+        standings := standings || s;
+        refused := refused OR s.reason IS NOT NULL;
+    END LOOP;
+    IF refused THEN
+        d.granted := false;
+        RETURN quota_internal.conclude(d, standings);
+    END IF;
+    r := quota_internal.resize(r, given.by_value, standings, at);
+    d.replayed := true;
+    d := quota_internal.conclude(d, quota_internal.standings_of(r));
+    d.replayed := false;
+    RETURN d;
 END
 $$;
 COMMENT ON FUNCTION quota.adjust(uuid, jsonb, text) IS
     'Sets the totals of an open hold. Raising is decided like a reserve, all or nothing; lowering is never refused.';
 
--- The accounts whose unit is to be raised. A limit that is no longer in force is counted, not tested.
-CREATE OR REPLACE FUNCTION quota_internal.raised(accounts quota_internal.accounts[], units text[]) RETURNS quota_internal.accounts[]
-LANGUAGE plpgsql IMMUTABLE AS $$
-DECLARE
-    a quota_internal.accounts;
-    chosen quota_internal.accounts[] := '{}';
-BEGIN
-    FOREACH a IN ARRAY accounts LOOP
-        IF a.unit = ANY (units) THEN
-            IF NOT a.in_force THEN
-                a.capacity := NULL;
-            END IF;
-            chosen := chosen || a;
-        END IF;
-    END LOOP;
-    RETURN chosen;
-END
-$$;
-
 -- Writes new totals of an open hold: what was judged to fit is taken in the present windows, what is given up goes back from the
 -- last line of each account first, each amount in the window it was taken in.
 CREATE OR REPLACE FUNCTION quota_internal.resize(
-    r quota_internal.reservations, totals jsonb, standings quota_internal.standing[], locked quota_internal.accounts[],
-    at timestamptz, next_expiry timestamptz
+    r quota_internal.reservations, totals jsonb, standings quota_internal.standing[], at timestamptz
 ) RETURNS quota_internal.reservations
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -144,9 +127,9 @@ BEGIN
             r.line_charged := r.line_charged || r.line_charged[last];
         END IF;
     END LOOP;
-    PERFORM quota_internal.take(r.tenant, standings, at, r.expires_at, next_expiry);
+    PERFORM quota_internal.take(r.tenant, standings, at, r.expires_at, '-infinity');
 
-    FOREACH a IN ARRAY locked LOOP
+    FOREACH a IN ARRAY quota_internal.accounts_of(r) LOOP
         surplus := (r.held -> a.unit)::numeric - (totals -> a.unit)::numeric;
         CONTINUE WHEN surplus IS NULL OR surplus <= 0;
         IF a.kind = 'concurrency' AND surplus <> trunc(surplus) THEN

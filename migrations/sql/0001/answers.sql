@@ -11,7 +11,7 @@ LANGUAGE sql STABLE AS $$
         'reason', s.reason, 'retry_after_s', trim_scale(s.retry_after_s)::text)
 $$;
 
--- Fills an answer's limit columns: on a grant from the tightest limit (the least share of its capacity left), on a refusal from
+-- Fills an answer's limit columns. A new grant shows every account with the hold added to what was judged. Then: on a grant from the tightest limit (the least share of its capacity left), on a refusal from
 -- the binding one. Standings come in lock order, which settles ties.
 CREATE OR REPLACE FUNCTION quota_internal.conclude(d quota.decision, standings quota_internal.standing[]) RETURNS quota.decision
 LANGUAGE plpgsql STABLE AS $$
@@ -27,6 +27,10 @@ BEGIN
     d.remaining := '[]';
     d.violations := '[]';
     FOREACH s IN ARRAY standings LOOP
+        IF d.granted AND NOT d.replayed THEN
+            s.reserved := s.reserved + s.requested;
+            s.level := s.level - s.requested;
+        END IF;
         d.remaining := d.remaining || quota_internal.as_json(s);
         IF d.granted THEN
             -- An unlimited account has no share; it is shown only when there is nothing tighter.

@@ -49,22 +49,6 @@ BEGIN
 END
 $$;
 
--- The same for locked accounts, and how far the search need not be repeated: to the next expiry of the tenant, if none of these
--- accounts has an overdue hold left.
-CREATE OR REPLACE FUNCTION quota_internal.discount_and_look_ahead(
-    locked quota_internal.accounts[], at timestamptz, OUT accounts quota_internal.accounts[], OUT next_expiry timestamptz
-)
-LANGUAGE plpgsql STABLE AS $$
-BEGIN
-    accounts := quota_internal.discount(locked, at);
-    IF accounts IS DISTINCT FROM locked THEN
-        next_expiry := '-infinity';
-    ELSE
-        next_expiry := quota_internal.next_expiry(locked[1].tenant, at);
-    END IF;
-END
-$$;
-
 CREATE OR REPLACE FUNCTION quota_internal.next_expiry(tenant text, at timestamptz) RETURNS timestamptz
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
@@ -79,31 +63,20 @@ $$;
 -- Before a refusal: closes overdue holds of the accounts that refuse, oldest first, as the reaper would. True if it closed any.
 -- All accounts that the caller is about to lock are locked together with those of the holds, in the one order.
 CREATE OR REPLACE FUNCTION quota_internal.close_overdue_in_the_way(
-    tenant text, accounts quota_internal.accounts[], standings quota_internal.standing[], ids bigint[], at timestamptz
+    tenant text, standings quota_internal.standing[], ids bigint[], at timestamptz
 ) RETURNS boolean
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    a quota_internal.accounts;
-    in_the_way bigint[] := '{}';
+    in_the_way bigint[];
     since timestamptz;
     overdue uuid[];
     seen bigint;
-    s quota_internal.standing;
 BEGIN
-    FOREACH a IN ARRAY accounts LOOP
-        IF a.reserved > 0 AND a.earliest_expiry <= at THEN
-            FOREACH s IN ARRAY standings LOOP
-                IF s.account = a.id AND s.reason IS NOT NULL THEN
-                    in_the_way := in_the_way || a.id;
-                    since := least(since, a.earliest_expiry);
-                END IF;
-            END LOOP;
-        END IF;
-    END LOOP;
-    IF since IS NULL THEN
-        RETURN false;
-    END IF;
+    SELECT array_agg(a.id), min(a.earliest_expiry) INTO in_the_way, since
+    FROM unnest(standings) s
+    JOIN quota_internal.accounts a ON a.tenant = close_overdue_in_the_way.tenant AND a.id = s.account
+    WHERE s.reason IS NOT NULL AND s.reserved > 0 AND a.earliest_expiry <= close_overdue_in_the_way.at;
     SELECT array_agg(r.id) INTO overdue
     FROM (
         SELECT r.id FROM quota_internal.reservations r
@@ -179,6 +152,7 @@ BEGIN
         FOR NO KEY UPDATE
     ) x;
     IF due IS NULL THEN
+        PERFORM quota_internal.lock_accounts(expire.tenant, expire.also_lock);
         RETURN;
     END IF;
     PERFORM quota_internal.lock_accounts(expire.tenant, ARRAY(

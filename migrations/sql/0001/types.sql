@@ -39,17 +39,26 @@ CREATE TYPE quota_internal.standing AS (
     charge_on_expiry boolean
 );
 
--- The accounts a request touches, as one snapshot shows them, in lock order.
-CREATE TYPE quota_internal.resolution AS (
-    config_version bigint,
-    ttl_maximum interval,
-    polling_hint_s numeric,
-    named bigint,
-    unbound boolean,
-    frozen boolean,
-    units text[],
+-- All accounts of a request, judged at one instant, in lock order; and what was seen on the way to them.
+CREATE TYPE quota_internal.judgement AS (
+    at timestamptz,
+    standings quota_internal.standing[],
     ids bigint[],
-    accounts quota_internal.accounts[]
+    covered text[],          -- units with a limit, and the two that need none
+    named text[],            -- subjects of the lineages
+    unbound boolean,         -- some account does not carry the definition in force yet
+    frozen boolean,
+    refused boolean,
+    stale boolean,           -- some account may have overdue holds
+    ttl_maximum interval,
+    polling_hint_s numeric
+);
+
+-- A cost map, taken apart: its units and amounts side by side, and the map once more with every amount as a JSON number.
+CREATE TYPE quota_internal.costs AS (
+    units text[],
+    amounts numeric[],
+    by_value jsonb
 );
 
 -- A named row: an argument and a result column have the same name. Its columns never change.

@@ -102,7 +102,7 @@ BEGIN
     PERFORM quota_internal.require_subjects(tenant, ARRAY[root]);
     LOOP
         WITH RECURSIVE below AS (
-            SELECT lock_tree.root AS name
+            SELECT lock_tree.root COLLATE "C" AS name
             UNION
             SELECT s.name FROM quota_internal.subjects s JOIN below b ON s.parent = b.name WHERE s.tenant = lock_tree.tenant
         )
