@@ -57,7 +57,10 @@ _JSON_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
 def _shown(value: object) -> str:
-    text = ascii(value)
+    try:
+        text = ascii(value)
+    except ValueError:  # an int of more digits than Python writes
+        return "a very long number"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
