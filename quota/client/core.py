@@ -56,7 +56,7 @@ class Core:
         retries: int = 3,
         application_name: str = "quota",
     ) -> None:
-        if not 0 < timeout_s <= 3600:
+        if not 0 < float(timeout_s) <= 3600:
             raise ConfigError(f"timeout_s: {timeout_s} is not more than 0 and at most 3600; give seconds, such as 2")
         if pool_max < 1:
             raise ConfigError(f"pool_max: {pool_max} is less than 1; give the number of connections, such as 8")
