@@ -294,7 +294,6 @@ class Ledger(Booking):
             raise ModelError("already_settled", str(hold.id))
         if outcome == "unknown" or (same and not hold.correctable):
             return SettleAnswer("settled", hold.late, True, hold.overage)
-        self._check_not_decreased(hold, totals)
         self._check_not_credited(hold, totals)
         self._correct(owner, hold, totals, more="correction_up", late=False)
         hold.totals, hold.correctable = totals, False
@@ -432,7 +431,10 @@ class Ledger(Booking):
         id: UUID | None = None,  # noqa: A002 - the contract's name
         tenant: str = "default",
     ) -> bool:
-        """Take back a part of what a reservation booked, on all its accounts, in their windows. -> replayed."""
+        """Take back a part of what a reservation booked, on all its accounts, in their windows. -> replayed.
+
+        The ledger line remembers the id: a credit that takes nothing writes none, and its id stays free.
+        """
         asked = costs_of(costs)
         owner = self._tenant(tenant)
         hold = self._hold(owner, reservation)
@@ -447,6 +449,7 @@ class Ledger(Booking):
                 raise ModelError("amount_out_of_range", f"{unit}: more than was booked")
         if hold.overdue(self.now):
             self._expire(owner, hold)
+        before = len(owner.entries)
         for unit, amount in asked.items():
             for lines in hold.lines_of(unit):
                 rest = amount
@@ -455,7 +458,7 @@ class Ledger(Booking):
                     line.credited += part
                     rest -= part
                     self._enter(owner, line, "credit", part, hold.id)
-        if id is not None:
+        if id is not None and len(owner.entries) > before:
             owner.notes[id] = note
         return False
 
