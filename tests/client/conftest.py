@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
-import psycopg
 import pytest
 
 from quota.calls import CreateSubject, SetLimit
 from quota.client import Client, run
 from tests.client.proxy import Proxy
-from tests.server import connect
+from tests.server import Connection, connect
 
 CAPACITY = 50
 
@@ -40,7 +40,15 @@ def proxy(ledger: str) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def observer(ledger: str) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
-    """A connection beside the client's: it looks, and it stands in the way."""
+def observer(ledger: str) -> Iterator[Connection]:
+    """A connection beside the client's, to look at what it has done."""
     with connect(ledger) as connection:
         yield connection
+
+
+@contextmanager
+def standing_in_the_way(ledger: str) -> Iterator[None]:
+    """Whatever charges an account waits until the block is left."""
+    with connect(ledger) as connection, connection.transaction():
+        connection.execute("SELECT FROM quota_internal.accounts FOR UPDATE")
+        yield
