@@ -25,7 +25,7 @@ DECLARE
     raises quota_internal.costs := ROW('{}', '{}', '{}');
     r quota_internal.reservations;
     d quota.decision;
-    lineage record;
+    lineage quota_internal.resolution;
     a quota_internal.accounts;
     s quota_internal.standing;
     standings quota_internal.standing[];
@@ -54,16 +54,10 @@ BEGIN
         RETURN quota_internal.conclude(d, quota_internal.standings_of(r));
     END IF;
 
-    FOR attempt IN 1 .. 100 LOOP
-        PERFORM quota_internal.lock_accounts(r.tenant, r.line_accounts);
-        -- What decides is read after the locks: whether limits have changed, and whether somebody is frozen.
-        SELECT bool_or(x.unbound) AS unbound, bool_or(x.frozen) AS frozen, max(x.polling_hint_s) AS polling_hint_s,
-            array_agg(x.subject) AS subjects
-        INTO lineage
-        FROM quota_internal.resolve(r.tenant, r.subject || r.also, '{}') x;
-        EXIT WHEN NOT lineage.unbound;
-        PERFORM quota_internal.bind(r.tenant, lineage.subjects);
-    END LOOP;
+    lineage := quota_internal.resolve(r.tenant, r.subject || r.also, NULL);
+    PERFORM quota_internal.lock_accounts(r.tenant, r.line_accounts);
+    -- What decides is read after the locks: whether limits have changed meanwhile, and whether somebody is frozen.
+    lineage := quota_internal.resolve(r.tenant, r.subject || r.also, NULL);
     IF raises.units <> '{}' AND lineage.frozen THEN
         d := quota_internal.frozen_answer(r.tenant, r.subject || r.also);
         d.reservation := r.id;
@@ -80,7 +74,7 @@ BEGIN
             -- Counted, not tested: the limit was removed after the hold was taken.
             a.capacity := NULL;
         END IF;
-        s := quota_internal.stand(a, quota_internal.requested(a, raises), r.headroom, at, lineage.polling_hint_s, false);
+        s := quota_internal.stand(a, quota_internal.requested(a, raises), r.headroom, at, lineage.polling_hint_s);
         standings := standings || s;
         refused := refused OR s.reason IS NOT NULL;
     END LOOP;

@@ -16,7 +16,6 @@ DECLARE
     subjects text[];
     known quota_internal.reservations;
     j quota_internal.judgement;
-    locked bigint[];
     booking quota_internal.reservations;
 BEGIN
     PERFORM quota_internal.require_details(record.details);
@@ -24,7 +23,7 @@ BEGIN
     also := quota_internal.others(record.also, record.subject);
     subjects := record.subject || also;
 
-    FOR pass IN 1 .. 100 LOOP
+    FOR attempt IN 1 .. 100 LOOP
         SELECT * INTO known FROM quota_internal.reservations x WHERE x.tenant = record.tenant AND x.id = record.id;
         IF FOUND THEN
             PERFORM quota_internal.require_tenant(record.tenant);
@@ -32,21 +31,11 @@ BEGIN
             replayed := true;
             RETURN;
         END IF;
-        j := quota_internal.judge(record.tenant, subjects, parsed, 0, false);
-        IF NOT subjects <@ j.named THEN
-            PERFORM quota_internal.require_subjects(record.tenant, subjects);
-            CONTINUE;
+        j := quota_internal.judge(record.tenant, subjects, NULL, parsed, 0, false);
+        IF quota_internal.snapshot_is_old() THEN
+            PERFORM FROM quota_internal.tenants t WHERE t.name = record.tenant FOR SHARE;
         END IF;
-        IF j.unbound THEN
-            PERFORM quota_internal.bind(record.tenant, j.named);
-            CONTINUE;
-        END IF;
-        PERFORM quota_internal.require_covered(record.subject, parsed.units, j.covered);
-        IF locked IS DISTINCT FROM j.ids THEN
-            PERFORM quota_internal.lock_accounts(record.tenant, j.ids);
-            locked := j.ids;
-            CONTINUE;
-        END IF;
+        j := quota_internal.judge_locked(record.tenant, j, parsed, 0, false);
 
         booking.tenant := record.tenant;
         booking.id := coalesce(record.id, quota_internal.uuid_v7());
@@ -56,15 +45,17 @@ BEGIN
         INTO booking.line_accounts, booking.line_windows, booking.line_booked, booking.line_held, booking.line_charged
         FROM unnest(j.standings) s
         WHERE s.kind <> 'concurrency';
-        booking.held := quota_internal.with_implied(
-            parsed.by_value, ARRAY(SELECT s FROM unnest(j.standings) s WHERE s.kind <> 'concurrency'));
+        booking.held := quota_internal.with_implied(parsed.by_value,
+            j.covered[:2] || array_remove(j.covered[3:], 'concurrency'), parsed.units);
         -- A record is a reservation that is born settled: its id is known from then on, and it can be credited.
         INSERT INTO quota_internal.reservations
             (tenant, id, subject, also, costs, held, booked, state, outcome, created_at, expires_at, closed_at, details,
              line_accounts, line_windows, line_held, line_booked, line_charged)
-        VALUES (record.tenant, booking.id, record.subject, also, parsed.by_value, booking.held, booking.held, 'settled', 'record',
+        SELECT record.tenant, booking.id, record.subject, also, parsed.by_value, booking.held, booking.held, 'settled', 'record',
             j.at, j.at, j.at, record.details, booking.line_accounts, booking.line_windows, booking.line_held,
-            booking.line_booked, booking.line_charged)
+            booking.line_booked, booking.line_charged
+        FROM quota_internal.tenants t
+        WHERE t.name = record.tenant AND t.config_version = j.config_version
         ON CONFLICT (tenant, id) DO NOTHING;
         CONTINUE WHEN NOT FOUND;
         PERFORM quota_internal.book(record.tenant, j.standings, j.at);

@@ -1,27 +1,57 @@
 -- reserve: one hold over many subjects, units and limits, all or nothing.
 --
 -- The way of every decision: resolve and judge from a plain snapshot (a refusal ends here: no lock, nothing written); close
--- overdue holds that stand in the way; lock the accounts in order; read the clock; resolve and judge again, by a statement that
--- begins after the locks; write the hold and the accounts.
+-- overdue holds that stand in the way; lock the accounts in order; read the clock; judge again by the locked rows; write the
+-- hold, by a statement that begins after the locks and finds that no limit, tier, lineage or freeze has changed since
+-- (config_version); write the accounts.
 
--- The accounts that a request touches, with the state of the subjects they belong to: one statement, no locks, nothing written.
--- A row per account in lock order; a subject of the lineages without any has one row too. An account that two lineages reach
--- appears once.
-CREATE OR REPLACE FUNCTION quota_internal.resolve(tenant text, subjects text[], units text[])
-RETURNS TABLE (
-    subject text, frozen boolean, unbound boolean, ttl_maximum interval, polling_hint_s numeric, account quota_internal.accounts
-)
-LANGUAGE sql STABLE AS $$
-    SELECT s.name, s.frozen IS NOT NULL, s.binding_version <> t.binding_version, t.ttl_maximum, t.polling_hint_s, a
-    FROM quota_internal.tenants t
-    JOIN quota_internal.subjects s ON s.tenant = resolve.tenant AND s.name = ANY (ARRAY(
-        SELECT unnest(n.lineage) FROM quota_internal.subjects n
-        WHERE n.tenant = resolve.tenant AND n.name = ANY (resolve.subjects) AND NOT n.retired))
-    LEFT JOIN quota_internal.accounts a ON a.tenant = resolve.tenant AND a.subject = s.name AND a.in_force
-        AND (a.unit = ANY (resolve.units) OR a.unit IN ('requests', 'concurrency') OR a.required)
-    WHERE t.name = resolve.tenant
-        AND NOT EXISTS (SELECT FROM quota_internal.logins g WHERE g.role = session_user AND g.tenant <> resolve.tenant)
-    ORDER BY s.name, a.limit_name
+-- Who is charged: the lineages of these subjects, and what stands in the way of judging their accounts. Subjects that are missing
+-- or retired end here, as does a ttl above the tenant's maximum; accounts that carry old definitions are bound anew.
+CREATE OR REPLACE FUNCTION quota_internal.resolve(tenant text, subjects text[], ttl interval) RETURNS quota_internal.resolution
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    r quota_internal.resolution;
+BEGIN
+    FOR attempt IN 1 .. 100 LOOP
+        IF cardinality(subjects) = 1 THEN
+            SELECT t.config_version, t.polling_hint_s, t.ttl_maximum, n.lineage, n.frozen IS NOT NULL,
+                n.binding_version <> t.binding_version
+            INTO r
+            FROM quota_internal.tenants t
+            JOIN quota_internal.subjects n ON n.tenant = resolve.tenant AND n.name = subjects[1] AND NOT n.retired
+            WHERE t.name = resolve.tenant
+                AND NOT EXISTS (
+                    SELECT FROM quota_internal.logins g WHERE g.role = session_user AND g.tenant <> resolve.tenant);
+        END IF;
+        IF cardinality(subjects) <> 1 OR cardinality(r.lineage) > 1 THEN
+            -- Several subjects, or ancestors whose state counts too; one that lineages share counts once.
+            SELECT t.config_version, t.polling_hint_s, t.ttl_maximum, array_agg(s.name), bool_or(s.frozen IS NOT NULL),
+                bool_or(s.binding_version <> t.binding_version)
+            INTO r
+            FROM quota_internal.tenants t
+            JOIN quota_internal.subjects s ON s.tenant = resolve.tenant AND s.name = ANY (ARRAY(
+                SELECT unnest(n.lineage) FROM quota_internal.subjects n
+                WHERE n.tenant = resolve.tenant AND n.name = ANY (subjects) AND NOT n.retired))
+            WHERE t.name = resolve.tenant
+                AND NOT EXISTS (
+                    SELECT FROM quota_internal.logins g WHERE g.role = session_user AND g.tenant <> resolve.tenant)
+            GROUP BY t.name;
+        END IF;
+        IF r.lineage IS NULL OR NOT subjects <@ r.lineage THEN
+            PERFORM quota_internal.require_subjects(tenant, subjects);
+        ELSIF ttl > r.ttl_maximum THEN
+            PERFORM quota_internal.require_ttl(ttl, r.ttl_maximum);
+        ELSIF r.unbound THEN
+            PERFORM quota_internal.bind(tenant, r.lineage);
+        ELSE
+            RETURN r;
+        END IF;
+    END LOOP;
+    RAISE EXCEPTION USING ERRCODE = 'serialization_failure',
+        MESSAGE = format('the limits of tenant "%s" keep changing', tenant),
+        HINT = 'Retry with the same id.';
+END
 $$;
 
 -- Says why a resolution falls short: the tenant, or the subject that is not there.
@@ -63,7 +93,7 @@ $$;
 
 -- Where an account stands at an instant, and whether what is asked of it fits.
 CREATE OR REPLACE FUNCTION quota_internal.stand(
-    a quota_internal.accounts, requested numeric, headroom numeric, at timestamptz, polling_hint_s numeric, charge boolean
+    a quota_internal.accounts, requested numeric, headroom numeric, at timestamptz, polling_hint_s numeric
 ) RETURNS quota_internal.standing
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -88,8 +118,7 @@ BEGIN
             at, polling_hint_s);
     END IF;
     RETURN ROW(a.id, a.subject, a.limit_name, a.unit, a.kind, a.capacity, CASE WHEN a.kind <> 'bucket' THEN a.spent END,
-        a.reserved, level, requested, reason, wait_s, a.window_start, a.window_end,
-        a.kind <> 'concurrency' AND (charge OR a.on_expiry = 'charge'))::quota_internal.standing;
+        a.reserved, level, requested, reason, wait_s, a.window_start, a.window_end)::quota_internal.standing;
 END
 $$;
 
@@ -97,17 +126,14 @@ $$;
 CREATE OR REPLACE FUNCTION quota_internal.requested(a quota_internal.accounts, costs quota_internal.costs) RETURNS numeric
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
-    amount numeric := costs.amounts[array_position(costs.units, a.unit)];
+    amount numeric := coalesce(costs.amounts[array_position(costs.units, a.unit)],
+        CASE WHEN a.unit IN ('requests', 'concurrency') THEN 1 END);
 BEGIN
     IF amount IS NULL THEN
-        IF a.unit NOT IN ('requests', 'concurrency') THEN
-            PERFORM quota_internal.fail('unit_missing',
-                format('limit "%s" of "%s" requires an amount of "%s"', a.limit_name, a.subject, a.unit),
-                'Add the unit to the costs; 0 is allowed.');
-        END IF;
-        RETURN 1;
-    END IF;
-    IF a.kind = 'concurrency' AND amount <> trunc(amount) THEN
+        PERFORM quota_internal.fail('unit_missing',
+            format('limit "%s" of "%s" requires an amount of "%s"', a.limit_name, a.subject, a.unit),
+            'Add the unit to the costs; 0 is allowed.');
+    ELSIF a.kind = 'concurrency' AND amount <> trunc(amount) THEN
         PERFORM quota_internal.fail('invalid_amount', format('%s of "%s" is not a whole number of slots', amount, a.unit),
             'Concurrency is counted in whole slots.');
     END IF;
@@ -115,32 +141,80 @@ BEGIN
 END
 $$;
 
--- Judges a request by one snapshot.
+-- Judges a request by one snapshot: every account of the lineages whose unit is asked for, required, or counts by itself.
 CREATE OR REPLACE FUNCTION quota_internal.judge(
-    tenant text, subjects text[], costs quota_internal.costs, headroom numeric, charge boolean
+    tenant text, subjects text[], ttl interval, costs quota_internal.costs, headroom numeric, charge boolean
+) RETURNS quota_internal.judgement
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    r quota_internal.resolution := quota_internal.resolve(tenant, subjects, ttl);
+    wanted text[] := costs.units || '{requests,concurrency}'::text[];
+    accounts quota_internal.accounts[] := ARRAY(
+        SELECT a FROM quota_internal.accounts a
+        WHERE a.tenant = judge.tenant AND a.subject = ANY (r.lineage) AND a.in_force
+            AND (a.unit = ANY (wanted) OR a.required)
+        ORDER BY a.subject, a.limit_name);
+    j quota_internal.judgement := quota_internal.judge_accounts(accounts, r.config_version, r.polling_hint_s, costs, headroom, charge);
+BEGIN
+    IF NOT costs.units <@ j.covered THEN
+        PERFORM quota_internal.require_covered(subjects[1], costs.units, j.covered);
+    END IF;
+    IF r.frozen THEN
+        j.frozen := true;
+    END IF;
+    RETURN j;
+END
+$$;
+
+-- Locks the accounts of a judgement in the one order and judges once more, by the locked rows and a clock read after the locks.
+CREATE OR REPLACE FUNCTION quota_internal.judge_locked(
+    tenant text, j quota_internal.judgement, costs quota_internal.costs, headroom numeric, charge boolean
+) RETURNS quota_internal.judgement
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    locked quota_internal.accounts[] := ARRAY(
+        SELECT a FROM quota_internal.accounts a
+        WHERE a.tenant = judge_locked.tenant AND a.id = ANY (j.ids)
+        ORDER BY a.subject, a.limit_name
+        FOR NO KEY UPDATE);
+BEGIN
+    RETURN quota_internal.judge_accounts(locked, j.config_version, j.polling_hint_s, costs, headroom, charge);
+END
+$$;
+
+CREATE OR REPLACE FUNCTION quota_internal.judge_accounts(
+    accounts quota_internal.accounts[], config_version bigint, polling_hint_s numeric, costs quota_internal.costs,
+    headroom numeric, charge boolean, at timestamptz DEFAULT NULL
 ) RETURNS quota_internal.judgement
 LANGUAGE plpgsql AS $$
 DECLARE
-    j quota_internal.judgement := ROW(quota_internal.clock(), '{}', '{}', '{requests,concurrency}', '{}', false, false, false, false);
-    r record;
+    a quota_internal.accounts;
     s quota_internal.standing;
+    standings quota_internal.standing[] := '{}';
+    refused boolean := false;
+    stale boolean := false;
+    ids bigint[] := '{}';
+    windows timestamptz[] := '{}';
+    amounts numeric[] := '{}';
+    charged boolean[] := '{}';
+    covered text[] := '{requests,concurrency}';
 BEGIN
-    FOR r IN SELECT * FROM quota_internal.resolve(judge.tenant, judge.subjects, costs.units) LOOP
-        j.ttl_maximum := r.ttl_maximum;
-        j.polling_hint_s := r.polling_hint_s;
-        j.named := j.named || r.subject;
-        j.unbound := j.unbound OR r.unbound;
-        j.frozen := j.frozen OR r.frozen;
-        CONTINUE WHEN r.account IS NULL;
-        s := quota_internal.stand(
-            r.account, quota_internal.requested(r.account, costs), headroom, j.at, r.polling_hint_s, charge);
-        j.standings := j.standings || s;
-        j.ids := j.ids || s.account;
-        j.covered := j.covered || s.unit;
-        j.refused := j.refused OR s.reason IS NOT NULL;
-        j.stale := j.stale OR s.reserved > 0 AND (r.account).earliest_expiry <= j.at;
+    at := coalesce(at, quota_internal.clock());
+    FOREACH a IN ARRAY accounts LOOP
+        s := quota_internal.stand(a, quota_internal.requested(a, costs), headroom, at, polling_hint_s);
+        standings := standings || s;
+        refused := refused OR s.reason IS NOT NULL;
+        stale := stale OR s.reserved > 0 AND a.earliest_expiry <= at;
+        ids := ids || a.id;
+        windows := windows || s.window_start;
+        amounts := amounts || s.requested;
+        charged := charged || (a.kind <> 'concurrency' AND (charge OR a.on_expiry = 'charge'));
+        covered := covered || a.unit;
     END LOOP;
-    RETURN j;
+    RETURN ROW(config_version, at, standings, refused, stale, false, ids, windows, amounts, charged, covered,
+        polling_hint_s, 'infinity')::quota_internal.judgement;
 END
 $$;
 
@@ -179,38 +253,45 @@ BEGIN
 END
 $$;
 
--- The units of the hold: those asked for, and 1 for each of the two that count by themselves where a limit covers them.
-CREATE OR REPLACE FUNCTION quota_internal.with_implied(costs jsonb, standings quota_internal.standing[]) RETURNS jsonb
+-- The units of the hold: those asked for, and 1 for each of the two that count by themselves where a limit covers them. (covered
+-- begins with the two as units that need no limit; what follows has one.)
+CREATE OR REPLACE FUNCTION quota_internal.with_implied(costs jsonb, covered text[], units text[]) RETURNS jsonb
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
-    s quota_internal.standing;
+    unit text;
 BEGIN
-    FOREACH s IN ARRAY standings LOOP
-        IF NOT costs ? s.unit THEN
-            costs := costs || jsonb_build_object(s.unit, 1);
+    IF covered[3:] <@ units THEN
+        RETURN costs;
+    END IF;
+    FOREACH unit IN ARRAY covered[3:] LOOP
+        IF unit <> ALL (units) THEN
+            costs := costs || jsonb_build_object(unit, 1);
         END IF;
     END LOOP;
     RETURN costs;
 END
 $$;
 
--- Takes what was judged to fit from the locked accounts: opens windows, moves buckets to the present, adds the hold.
+-- Takes what was judged to fit from the locked accounts: opens windows, moves buckets to the present, adds the hold. One statement
+-- an account: a few of them cost less than one that joins an array.
 CREATE OR REPLACE FUNCTION quota_internal.take(
     tenant text, standings quota_internal.standing[], at timestamptz, expires_at timestamptz, next_expiry timestamptz
 ) RETURNS void
 LANGUAGE plpgsql AS $$
+DECLARE
+    s quota_internal.standing;
 BEGIN
-    UPDATE quota_internal.accounts a
-    SET spent = quota_internal.in_window(a.spent, a.window_end, take.at),
-        reserved = quota_internal.in_window(a.reserved, a.window_end, take.at) + s.requested,
-        level = CASE WHEN a.kind = 'bucket' THEN greatest(0, s.level - s.requested) END,
-        level_at = greatest(a.level_at, CASE a.kind WHEN 'bucket' THEN take.at END),
-        window_start = s.window_start,
-        window_end = s.window_end,
-        earliest_expiry = least(
-            CASE WHEN a.earliest_expiry <= take.at THEN take.next_expiry ELSE a.earliest_expiry END, take.expires_at)
-    FROM unnest(take.standings) s
-    WHERE a.tenant = take.tenant AND a.id = s.account;
+    FOREACH s IN ARRAY standings LOOP
+        UPDATE quota_internal.accounts a
+        SET spent = quota_internal.in_window(a.spent, a.window_end, at),
+            reserved = quota_internal.in_window(a.reserved, a.window_end, at) + s.requested,
+            level = CASE WHEN a.kind = 'bucket' THEN greatest(0, s.level - s.requested) END,
+            level_at = CASE WHEN a.kind = 'bucket' THEN greatest(a.level_at, at) END,
+            window_start = s.window_start,
+            window_end = s.window_end,
+            earliest_expiry = least(CASE WHEN a.earliest_expiry <= at THEN next_expiry ELSE a.earliest_expiry END, expires_at)
+        WHERE a.tenant = take.tenant AND a.id = s.account;
+    END LOOP;
 END
 $$;
 
@@ -274,7 +355,7 @@ DECLARE
     standings quota_internal.standing[] := '{}';
 BEGIN
     FOREACH a IN ARRAY quota_internal.discount(quota_internal.accounts_of(r), at) LOOP
-        s := quota_internal.stand(a, 0, r.headroom, at, 1, false);
+        s := quota_internal.stand(a, 0, r.headroom, at, 1);
         s.requested := (r.held -> a.unit)::numeric;
         standings := standings || s;
     END LOOP;
@@ -343,32 +424,23 @@ BEGIN
 END
 $$;
 
--- The same accounts, locked, where overdue holds lie about: read again with those discounted. next_expiry says how far the
--- search need not be repeated: to the tenant's next expiry, unless one of these accounts has an overdue hold left.
-CREATE OR REPLACE FUNCTION quota_internal.stand_discounted(
-    tenant text, ids bigint[], costs quota_internal.costs, headroom numeric, at timestamptz, polling_hint_s numeric,
-    charge boolean, OUT standings quota_internal.standing[], OUT refused boolean, OUT next_expiry timestamptz
-)
-LANGUAGE plpgsql STABLE AS $$
+-- The same accounts, locked, where overdue holds lie about: judged with those discounted. next_expiry says how far the search
+-- need not be repeated: to the tenant's next expiry, unless one of these accounts has an overdue hold left.
+CREATE OR REPLACE FUNCTION quota_internal.judge_discounted(
+    tenant text, j quota_internal.judgement, costs quota_internal.costs, headroom numeric, charge boolean
+) RETURNS quota_internal.judgement
+LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    stored quota_internal.accounts[];
-    discounted quota_internal.accounts[];
-    a quota_internal.accounts;
-    s quota_internal.standing;
+    stored quota_internal.accounts[] := ARRAY(
+        SELECT a FROM quota_internal.accounts a
+        WHERE a.tenant = judge_discounted.tenant AND a.id = ANY (j.ids)
+        ORDER BY a.subject, a.limit_name);
+    discounted quota_internal.accounts[] := quota_internal.discount(stored, j.at);
 BEGIN
-    SELECT array_agg(x ORDER BY x.subject, x.limit_name) INTO stored
-    FROM quota_internal.accounts x
-    WHERE x.tenant = stand_discounted.tenant AND x.id = ANY (stand_discounted.ids);
-    discounted := quota_internal.discount(coalesce(stored, '{}'), at);
-    standings := '{}';
-    refused := false;
-    next_expiry := CASE WHEN discounted = stored THEN quota_internal.next_expiry(tenant, at) ELSE '-infinity' END;
-    FOREACH a IN ARRAY discounted LOOP
-        s := quota_internal.stand(a, quota_internal.requested(a, costs), headroom, at, polling_hint_s, charge);
-        standings := standings || s;
-        refused := refused OR s.reason IS NOT NULL;
-    END LOOP;
+    j := quota_internal.judge_accounts(discounted, j.config_version, j.polling_hint_s, costs, headroom, charge, j.at);
+    j.next_expiry := CASE WHEN discounted = stored THEN quota_internal.next_expiry(tenant, j.at) ELSE '-infinity' END;
+    RETURN j;
 END
 $$;
 
@@ -391,8 +463,6 @@ DECLARE
     charge boolean := on_expiry IS NOT DISTINCT FROM 'charge';
     d quota.decision;
     j quota_internal.judgement;
-    locked bigint[];
-    next_expiry timestamptz := 'infinity';
 BEGIN
     PERFORM quota_internal.require_hold_arguments(reserve.ttl, reserve.headroom, reserve.on_expiry, reserve.details);
     parsed := quota_internal.parse_costs(reserve.costs);
@@ -407,49 +477,27 @@ BEGIN
         END IF;
     END IF;
 
-    -- The first pass judges from a plain snapshot; every later one by what it reads once its accounts are locked.
-    FOR pass IN 1 .. 100 LOOP
-        j := quota_internal.judge(reserve.tenant, subjects, parsed, headroom, charge);
-        IF NOT subjects <@ j.named THEN
-            PERFORM quota_internal.require_subjects(reserve.tenant, subjects);
-            CONTINUE;
-        END IF;
-        IF j.unbound THEN
-            PERFORM quota_internal.bind(reserve.tenant, j.named);
-            CONTINUE;
-        END IF;
-        IF ttl > j.ttl_maximum THEN
-            PERFORM quota_internal.require_ttl(ttl, j.ttl_maximum);
-        END IF;
-        IF NOT parsed.units <@ j.covered THEN
-            PERFORM quota_internal.require_covered(reserve.subject, parsed.units, j.covered);
+    FOR attempt IN 1 .. 100 LOOP
+        j := quota_internal.judge(reserve.tenant, subjects, ttl, parsed, headroom, charge);
+        IF quota_internal.snapshot_is_old() THEN
+            PERFORM FROM quota_internal.tenants t WHERE t.name = reserve.tenant FOR SHARE;
+            EXIT WHEN j.frozen;
+        ELSIF j.frozen THEN
+            EXIT;
+        ELSIF j.refused THEN
+            CONTINUE WHEN j.stale AND quota_internal.close_overdue_in_the_way(reserve.tenant, j.standings, j.ids, j.at);
+            EXIT;
         END IF;
 
-        IF locked IS DISTINCT FROM j.ids THEN
-            IF j.refused OR j.frozen THEN
-                IF quota_internal.snapshot_is_old() THEN
-                    PERFORM FROM quota_internal.tenants t WHERE t.name = reserve.tenant FOR SHARE;
-                ELSIF NOT j.frozen AND j.stale
-                    AND quota_internal.close_overdue_in_the_way(reserve.tenant, j.standings, j.ids, j.at)
-                THEN
-                    locked := j.ids;
-                    CONTINUE;
-                ELSE
-                    EXIT;
-                END IF;
-            END IF;
-            PERFORM quota_internal.lock_accounts(reserve.tenant, j.ids);
-            locked := j.ids;
-            CONTINUE;
-        END IF;
-
-        EXIT WHEN j.frozen;
+        j := quota_internal.judge_locked(reserve.tenant, j, parsed, headroom, charge);
         IF j.stale THEN
-            SELECT x.standings, x.refused, x.next_expiry INTO j.standings, j.refused, next_expiry
-            FROM quota_internal.stand_discounted(
-                reserve.tenant, j.ids, parsed, headroom, j.at, j.polling_hint_s, charge) x;
+            j := quota_internal.judge_discounted(reserve.tenant, j, parsed, headroom, charge);
         END IF;
-        EXIT WHEN j.refused;
+        IF j.refused THEN
+            CONTINUE WHEN j.config_version
+                <> (SELECT t.config_version FROM quota_internal.tenants t WHERE t.name = reserve.tenant);
+            EXIT;
+        END IF;
 
         d.reservation := coalesce(reserve.id, quota_internal.uuid_v7());
         d.expires_at := quota_internal.later(j.at, ttl);
@@ -457,13 +505,20 @@ BEGIN
             (tenant, id, subject, also, costs, held, created_at, expires_at, headroom, details,
              line_accounts, line_windows, line_held, line_booked, line_charged)
         SELECT reserve.tenant, d.reservation, reserve.subject, also, parsed.by_value,
-            quota_internal.with_implied(parsed.by_value, j.standings), j.at, d.expires_at, headroom, details,
-            j.ids, coalesce(array_agg(l.window_start), '{}'), coalesce(array_agg(l.requested), '{}'),
-            coalesce(array_agg(0::numeric), '{}'), coalesce(array_agg(l.charge_on_expiry), '{}')
-        FROM unnest(j.standings) l
+            quota_internal.with_implied(parsed.by_value, j.covered, parsed.units), j.at, d.expires_at, headroom, details,
+            j.ids, j.windows, j.amounts, array_fill(0::numeric, ARRAY[cardinality(j.ids)]), j.charged
+        FROM quota_internal.tenants t
+        WHERE t.name = reserve.tenant AND t.config_version = j.config_version
         ON CONFLICT (tenant, id) DO NOTHING;
-        EXIT WHEN NOT FOUND;
-        PERFORM quota_internal.take(reserve.tenant, j.standings, j.at, d.expires_at, next_expiry);
+        IF NOT FOUND THEN
+            -- Something has changed: decide anew. Or the same id was faster: then its answer is the answer.
+            d := quota_internal.replay(reserve.tenant, reserve.id, reserve.subject, also, parsed.by_value);
+            IF d.reservation IS NOT NULL THEN
+                RETURN d;
+            END IF;
+            CONTINUE;
+        END IF;
+        PERFORM quota_internal.take(reserve.tenant, j.standings, j.at, d.expires_at, j.next_expiry);
 
         d.granted := true;
         d.state := 'held';
@@ -471,7 +526,7 @@ BEGIN
         RETURN quota_internal.conclude(d, j.standings);
     END LOOP;
 
-    -- Refused, or the same id was faster: then its answer is the answer.
+    -- Refused; unless the same id was faster: then its answer is the answer.
     IF reserve.id IS NOT NULL THEN
         d := quota_internal.replay(reserve.tenant, reserve.id, reserve.subject, also, parsed.by_value);
         IF d.reservation IS NOT NULL THEN

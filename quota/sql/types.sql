@@ -35,23 +35,34 @@ CREATE TYPE quota_internal.standing AS (
     reason text,
     retry_after_s numeric,
     window_start timestamptz,
-    window_end timestamptz,
-    charge_on_expiry boolean
+    window_end timestamptz
 );
 
--- All accounts of a request, judged at one instant, in lock order; and what was seen on the way to them.
+-- Whom a request charges: all subjects of the lineages, and the tenant's settings.
+CREATE TYPE quota_internal.resolution AS (
+    config_version bigint,
+    polling_hint_s numeric,
+    ttl_maximum interval,
+    lineage text[],
+    frozen boolean,
+    unbound boolean          -- some account does not carry the definition in force yet
+);
+
+-- All accounts of a request, judged at one instant, in lock order; their lines side by side; and what was seen on the way.
 CREATE TYPE quota_internal.judgement AS (
+    config_version bigint,
     at timestamptz,
     standings quota_internal.standing[],
-    ids bigint[],
-    covered text[],          -- units with a limit, and the two that need none
-    named text[],            -- subjects of the lineages
-    unbound boolean,         -- some account does not carry the definition in force yet
-    frozen boolean,
     refused boolean,
     stale boolean,           -- some account may have overdue holds
-    ttl_maximum interval,
-    polling_hint_s numeric
+    frozen boolean,
+    ids bigint[],
+    windows timestamptz[],
+    amounts numeric[],
+    charged boolean[],
+    covered text[],          -- units with a limit, and the two that need none
+    polling_hint_s numeric,
+    next_expiry timestamptz  -- no search for overdue holds is needed before
 );
 
 -- A cost map, taken apart: its units and amounts side by side, and the map once more with every amount as a JSON number.
