@@ -83,5 +83,5 @@ CREATE OR REPLACE FUNCTION quota_internal.available(
     kind text, capacity numeric, spent numeric, reserved numeric, level numeric
 ) RETURNS numeric
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
-    SELECT CASE kind WHEN 'bucket' THEN level ELSE greatest(0, capacity - spent - reserved) END
+    SELECT CASE WHEN kind = 'bucket' THEN level WHEN capacity IS NOT NULL THEN greatest(0, capacity - spent - reserved) END
 $$;
