@@ -61,8 +61,11 @@ def instant(value: datetime | None) -> datetime | None:
     return None if value is None else value.astimezone(UTC)
 
 
-def _parsed(text: str | bytes | None) -> Any:
-    return None if text is None else json.loads(text, parse_float=Decimal)
+_decoder = json.JSONDecoder(parse_float=Decimal)
+
+
+def _parsed(text: str | None) -> Any:
+    return None if text is None else _decoder.decode(text)
 
 
 def _uuid(value: UUID | str | None) -> UUID | None:
@@ -73,7 +76,7 @@ def _picked(row: Row, words: tuple[str, ...], numbers: tuple[str, ...]) -> dict[
     return {word: row[word] for word in words} | {number: amount(row[number]) for number in numbers}
 
 
-def amounts(text: str | bytes | None) -> dict[str, Decimal]:
+def amounts(text: str | None) -> dict[str, Decimal]:
     """Returns a JSON object of units and decimal strings as amounts by unit; nothing is an empty map."""
     return {unit: Decimal(number) for unit, number in (_parsed(text) or {}).items()}
 

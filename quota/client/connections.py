@@ -161,6 +161,21 @@ def pool_options(
     }
 
 
+class _Forks:
+    """How many forks lie behind this process: a child may get the process id of an ancestor that has died."""
+
+    def __init__(self) -> None:
+        self.behind = 0
+
+    def one_more(self) -> None:
+        self.behind += 1
+
+
+_forks = _Forks()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forks.one_more)
+
+
 class _Cell(Generic[V]):
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -183,7 +198,7 @@ class PerProcess(Generic[V]):
     def get(self, scope: Hashable = None) -> V:
         """Returns this process's value for `scope`."""
         # A new cell has a new lock: the old one may have been held, at the fork, by a thread that the child lacks.
-        cell = self._cells.setdefault((os.getpid(), scope), _Cell())
+        cell = self._cells.setdefault(self._key(scope), _Cell())
         with cell.lock:
             if cell.value is None:
                 cell.value = self._make()
@@ -191,5 +206,9 @@ class PerProcess(Generic[V]):
 
     def pop(self, scope: Hashable = None) -> V | None:
         """Forgets this process's value for `scope`; returns it if there is one."""
-        cell = self._cells.pop((os.getpid(), scope), None)
+        cell = self._cells.pop(self._key(scope), None)
         return None if cell is None else cell.value
+
+    @staticmethod
+    def _key(scope: Hashable) -> Hashable:
+        return os.getpid(), _forks.behind, scope

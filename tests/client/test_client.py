@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -25,6 +26,7 @@ from sqlalchemy.orm import Session
 import quota.calls
 from quota.calls import Call, CreateSubject, CreateTenant, Credit, Record, Reserve, Row, SetLimit, Settle
 from quota.client import AsyncClient, Client, run, run_async
+from quota.client.connections import PerProcess
 from quota.config import ConfigError, Settings
 from quota.errors import (
     AlreadyExists,
@@ -425,6 +427,19 @@ def test_a_fork_never_shares_a_connection(ledger: str) -> None:
     sessions = {told["parent"][0], *(pid for pids in told["children"] for pid in pids)}
     assert len(sessions) == 3
     assert spent(ledger) == (2, 1)
+
+
+def test_a_value_of_a_process_is_not_its_parents(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = iter(range(10))
+    once = PerProcess(lambda: next(values))
+    assert (once.get(), once.get(), once.get("loop"), once.get()) == (0, 0, 1, 0)
+    child = os.getpid() + 1
+    monkeypatch.setattr("os.getpid", lambda: child)
+    assert (once.get(), once.get()) == (2, 2)
+    # Even a child that has got the process id of an ancestor.
+    monkeypatch.setattr("quota.client.connections._forks.behind", 1)
+    assert once.get() == 3
+    assert (once.pop(), once.pop(), once.get()) == (3, None, 4)
 
 
 # -- transactions of the caller's own --------------------------------------------------------------------------------
