@@ -209,15 +209,35 @@ def test_somebody_else_closed_it(client: Client, ledger: str) -> None:
 
 
 def test_a_settle_in_doubt_is_repeated_and_not_replaced(ledger: str, proxy: Proxy, observer: Connection) -> None:
-    """The settle took effect, its answer was lost: leaving must not book the whole hold as unknown."""
+    """The settle took effect, its answer was lost: leaving must not ask for anything else."""
     with (
         Client(proxy.url, timeout_s=30, retries=0) as client,
-        pytest.raises(Unavailable),
+        pytest.raises(Unavailable) as caught,
         client.hold("user:1", {"usd": 5}) as hold,
     ):
         hold.sending()
         proxy.lose_answers = 1
         hold.settle({"usd": 2})
+    assert not hasattr(caught.value, "__notes__")
+    assert state(observer) == ("settled", 2, 0)
+
+
+def test_a_settle_that_never_arrived_is_made_up_for(ledger: str, proxy: Proxy, observer: Connection) -> None:
+    """The true cost is known: leaving books that, not the whole hold."""
+    with (
+        Client(proxy.url, timeout_s=30) as client,
+        pytest.raises(WorkFailed),
+        client.hold("user:1", {"usd": 5}) as hold,
+    ):
+        hold.sending()
+        client.timeout_s = 0.5
+        proxy.frozen.set()
+        with pytest.raises(Unavailable):
+            hold.settle({"usd": 2})
+        assert state(observer) == ("held", 0, 5)
+        client.timeout_s = 30
+        proxy.frozen.clear()
+        raise WorkFailed
     assert state(observer) == ("settled", 2, 0)
 
 
