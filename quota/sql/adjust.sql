@@ -68,7 +68,7 @@ BEGIN
     at := quota_internal.clock();
     standings := '{}';
     refused := false;
-    FOREACH a IN ARRAY quota_internal.discount(quota_internal.accounts_of(r), at) LOOP
+    FOREACH a IN ARRAY quota_internal.discount(quota_internal.accounts_of(r), at, false) LOOP
         CONTINUE WHEN a.unit <> ALL (raises.units);
         IF NOT a.in_force THEN
             -- Counted, not tested: the limit was removed after the hold was taken.

@@ -4,7 +4,7 @@
 CREATE OR REPLACE FUNCTION quota_internal.read_accounts(tenant text, subjects text[], at timestamptz)
 RETURNS TABLE (
     subject text, limit_name text, unit text, kind text, capacity numeric, refill_per_s numeric, spent numeric, reserved numeric,
-    level numeric, window_start timestamptz, window_end timestamptz
+    level numeric, level_at timestamptz, window_start timestamptz, window_end timestamptz
 )
 LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
@@ -20,6 +20,7 @@ BEGIN
         coalesce(quota_internal.in_window(a.reserved, a.window_end, at), 0),
         CASE WHEN f.kind = 'bucket' THEN
             coalesce(quota_internal.refilled(a.level, a.level_at, f.capacity, f.refill_per_s, at), f.capacity) END,
+        a.level_at,
         CASE WHEN a.window_end > at THEN a.window_start END,
         CASE WHEN a.window_end > at THEN a.window_end END
     FROM quota_internal.limits_in_force f
@@ -34,6 +35,7 @@ LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp S
 #variable_conflict use_column
 DECLARE
     lineage text[];
+    at timestamptz := quota_internal.clock();
 BEGIN
     PERFORM quota_internal.require_subjects(balance.tenant, ARRAY[balance.subject]);
     lineage := (SELECT s.lineage FROM quota_internal.subjects s WHERE s.tenant = balance.tenant AND s.name = balance.subject);
@@ -42,8 +44,10 @@ BEGIN
         trim_scale(b.level),
         trim_scale(quota_internal.available(b.kind, b.capacity, b.spent, b.reserved, b.level)),
         b.window_start, b.window_end,
-        CASE WHEN b.level >= b.capacity THEN 0 ELSE quota_internal.refill_time_s(b.capacity - b.level, b.refill_per_s) END
-    FROM quota_internal.read_accounts(balance.tenant, lineage, quota_internal.clock()) b
+        -- A clock that stepped back refills nothing until it has caught up.
+        CASE WHEN b.level >= b.capacity THEN 0 ELSE quota_internal.refill_time_s(b.capacity - b.level, b.refill_per_s)
+            + greatest(0, CASE WHEN b.level_at > at THEN extract(epoch FROM (b.level_at - at)) END) END
+    FROM quota_internal.read_accounts(balance.tenant, lineage, at) b
     ORDER BY array_position(lineage, b.subject), b.limit_name;
 END
 $$;

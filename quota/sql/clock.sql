@@ -71,8 +71,11 @@ BEGIN
         RETURN;
     END IF;
     IF period NOT IN ('day', 'week', 'month') THEN
+        -- Months and days are counted on the local calendar, hours and less as time that passes.
+        step := date_trunc('day', period::interval);
         window_start := at;
-        window_end := (at AT TIME ZONE time_zone + period::interval) AT TIME ZONE time_zone;
+        window_end := CASE WHEN step = '0' THEN at ELSE (at AT TIME ZONE time_zone + step) AT TIME ZONE time_zone END
+            + (period::interval - step);
         RETURN;
     END IF;
     step := ('1 ' || period)::interval;

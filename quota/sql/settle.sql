@@ -243,6 +243,8 @@ BEGIN
     r := quota_internal.lock_reservation(settle.tenant, settle.id);
     IF given IS NOT NULL THEN
         PERFORM quota_internal.require_units_held(r, given);
+        -- Slots are never booked: any final close frees them, whatever is said of them.
+        given := given - 'concurrency';
     END IF;
     -- Units left out: a final settle books their hold, a partial one leaves them as they are.
     totals := CASE WHEN settle.final THEN quota_internal.whole(r) ELSE quota_internal.so_far(r) END || coalesce(given, '{}');

@@ -18,8 +18,11 @@ LANGUAGE sql STABLE AS $$
     GROUP BY a.id
 $$;
 
--- Accounts as they would read if every overdue hold had been closed. A bucket gets its refund only when it is swept.
-CREATE OR REPLACE FUNCTION quota_internal.discount(accounts quota_internal.accounts[], at timestamptz) RETURNS quota_internal.accounts[]
+-- Accounts as they would read if every overdue hold had been closed. For a decision the refund of a bucket counts only once it
+-- is swept, so that it cannot be given out twice; what people read includes it.
+CREATE OR REPLACE FUNCTION quota_internal.discount(
+    accounts quota_internal.accounts[], at timestamptz, refund_buckets boolean DEFAULT true
+) RETURNS quota_internal.accounts[]
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
     a quota_internal.accounts;
@@ -41,6 +44,12 @@ BEGIN
                 accounts[i].reserved := accounts[i].reserved - o.released - o.charged;
                 IF accounts[i].kind = 'budget' THEN
                     accounts[i].spent := accounts[i].spent + o.charged;
+                ELSIF accounts[i].kind = 'bucket' AND refund_buckets THEN
+                    a := accounts[i];
+                    a.level := quota_internal.clamp(
+                        quota_internal.refilled(a.level, a.level_at, a.capacity, a.refill_per_s, at) + o.released, a.capacity);
+                    a.level_at := greatest(a.level_at, at);
+                    accounts[i] := a;
                 END IF;
             END IF;
         END LOOP;

@@ -242,6 +242,11 @@ BEGIN
 END
 $$;
 
+CREATE OR REPLACE FUNCTION quota_internal.reservation(tenant text, id uuid) RETURNS quota_internal.reservations
+LANGUAGE sql STABLE AS $$
+    SELECT r FROM quota_internal.reservations r WHERE r.tenant = reservation.tenant AND r.id = reservation.id
+$$;
+
 CREATE OR REPLACE FUNCTION quota_internal.refusal(standings quota_internal.standing[]) RETURNS quota.decision
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -427,7 +432,8 @@ $$;
 -- The same accounts, locked, where overdue holds lie about: judged with those discounted. next_expiry says how far the search
 -- need not be repeated: to the tenant's next expiry, unless one of these accounts has an overdue hold left.
 CREATE OR REPLACE FUNCTION quota_internal.judge_discounted(
-    tenant text, j quota_internal.judgement, costs quota_internal.costs, headroom numeric, charge boolean
+    tenant text, j quota_internal.judgement, costs quota_internal.costs, headroom numeric, charge boolean,
+    refund_buckets boolean
 ) RETURNS quota_internal.judgement
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -436,7 +442,7 @@ DECLARE
         SELECT a FROM quota_internal.accounts a
         WHERE a.tenant = judge_discounted.tenant AND a.id = ANY (j.ids)
         ORDER BY a.subject, a.limit_name);
-    discounted quota_internal.accounts[] := quota_internal.discount(stored, j.at);
+    discounted quota_internal.accounts[] := quota_internal.discount(stored, j.at, refund_buckets);
 BEGIN
     j := quota_internal.judge_accounts(discounted, j.config_version, j.polling_hint_s, costs, headroom, charge, j.at);
     j.next_expiry := CASE WHEN discounted = stored THEN quota_internal.next_expiry(tenant, j.at) ELSE '-infinity' END;
@@ -491,7 +497,7 @@ BEGIN
 
         j := quota_internal.judge_locked(reserve.tenant, j, parsed, headroom, charge);
         IF j.stale THEN
-            j := quota_internal.judge_discounted(reserve.tenant, j, parsed, headroom, charge);
+            j := quota_internal.judge_discounted(reserve.tenant, j, parsed, headroom, charge, false);
         END IF;
         IF j.refused THEN
             CONTINUE WHEN j.config_version
@@ -522,7 +528,13 @@ BEGIN
 
         d.granted := true;
         d.state := 'held';
-        d.replayed := false;
+        d.replayed := j.stale;
+        IF j.stale THEN
+            -- What is shown has overdue holds counted as their expiry will book them, refunds of buckets too.
+            d := quota_internal.conclude(d, quota_internal.standings_of(quota_internal.reservation(reserve.tenant, d.reservation)));
+            d.replayed := false;
+            RETURN d;
+        END IF;
         RETURN quota_internal.conclude(d, j.standings);
     END LOOP;
 
@@ -536,6 +548,9 @@ BEGIN
     IF j.frozen THEN
         RETURN quota_internal.frozen_answer(reserve.tenant, subjects);
     ELSIF j.refused THEN
+        IF j.stale THEN
+            j := quota_internal.judge_discounted(reserve.tenant, j, parsed, headroom, charge, true);
+        END IF;
         RETURN quota_internal.refusal(j.standings);
     END IF;
     RAISE EXCEPTION USING ERRCODE = 'serialization_failure',
