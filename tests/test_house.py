@@ -15,10 +15,10 @@ PACKAGE = Path(quota.__file__).parent
 # From the bottom up; a module may import from its own layer's entry, or from layers below it, not beside or above.
 LAYERS: list[list[str]] = [
     ["sql", "tables", "errors", "config", "costs", "ids", "_pgwatch"],
-    ["_pgbin"],
+    ["_pgbin", "trace"],
     ["embedded", "calls", "migrate"],
     ["http", "client"],
-    ["batch", "lease", "reaper", "alerts", "reports", "metrics"],
+    ["batch", "lease", "reaper", "fleet", "alerts", "reports", "metrics"],
     ["integrations", "gateway", "admin"],
     ["cli"],
 ]
