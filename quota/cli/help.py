@@ -1,0 +1,40 @@
+"""How help is laid out: commands in the order of learning, examples that run as they stand."""
+
+from __future__ import annotations
+
+import click
+
+__all__ = ["Ordered", "Sections", "examples"]
+
+
+def examples(*lines: str) -> str:
+    r"""Returns the epilog that shows command lines, one each; `\b` keeps click from joining them."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+class Ordered(click.Group):
+    """A group that lists its commands in the order of their definition."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """The names, as defined."""
+        return list(self.commands)
+
+
+class Sections(Ordered):
+    """The top group: commands under headings.
+
+    Fields:
+        sections: heading to command names; commands in none of them are not listed.
+    """
+
+    sections: dict[str, tuple[str, ...]] = {}  # noqa: RUF012 - set once, where the commands are
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """Writes one block per heading."""
+        width = max(len(name) for name in self.commands)
+        for heading, names in self.sections.items():
+            with formatter.section(heading):
+                room = formatter.width - width - 6
+                formatter.write_dl(
+                    [(name.ljust(width), self.commands[name].get_short_help_str(room)) for name in names]
+                )
