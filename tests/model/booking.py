@@ -43,8 +43,7 @@ class Booking(Catalog):
         numbers = account.numbers(self.now)
         spent, reserved, level = numbers.spent, numbers.reserved, numbers.level
         for hold, line in self._lines(owner, account):
-            counts = line.current and (line.window is None or numbers.window is not None)
-            if not hold.overdue(self.now) or not counts:
+            if not hold.overdue(self.now) or not self._counts(line):
                 continue
             reserved -= line.remaining
             if line.charge:
@@ -53,6 +52,11 @@ class Booking(Catalog):
                 level += line.remaining
         capacity = account.limit.capacity
         return Numbers(spent, reserved, level if capacity is None else min(capacity, level), numbers.window)
+
+    def _counts(self, line: Line) -> bool:
+        """Whether a line still holds something of what its account counts now."""
+        ended = line.window is not None and line.account.open_window(self.now) is None
+        return line.remaining > 0 and line.current and not ended
 
     def _judge(self, demands: list[Demand], headroom: Fraction) -> list[Row]:
         """The violated limits, on the stored numbers: holds that nobody has closed yet still stand in them."""
@@ -66,16 +70,16 @@ class Booking(Catalog):
     def _violations(self, owner: Tenant, demands: list[Demand], headroom: Fraction) -> list[Row]:
         """Judge; if something does not fit, close the overdue holds in its way and judge again.
 
-        Exactly these are closed: all overdue holds that have a line, in whatever window, on an account that was
-        violated on the stored numbers. A request that fits on the stored numbers closes none; a frozen one is never
-        judged and closes none. It matters for buckets only, where a refund counts when it is swept.
+        Exactly these are closed: all overdue holds that still hold something on an account that was violated on the
+        stored numbers, in the window that counts there now. A request that fits on the stored numbers closes none; a
+        frozen one is never judged and closes none. It matters for buckets only, where a refund counts when it is swept.
         """
         violated = self._judge(demands, headroom)
         if not violated:
             return []
         places = {(row.subject, row.limit_name) for row in violated}
         for hold in self._overdue(owner):
-            if any((line.account.subject, line.account.name) in places for line in hold.lines):
+            if any((line.account.subject, line.account.name) in places and self._counts(line) for line in hold.lines):
                 self._expire(owner, hold)
         return self._judge(demands, headroom)
 

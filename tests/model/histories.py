@@ -39,7 +39,7 @@ LIMITS: dict[str, dict[str, Any]] = {
     "monthly": {"unit": "tokens", "kind": "budget", "period": "month", "time_zone": "Asia/Tokyo"},
     "span": {"unit": "tokens", "kind": "budget", "period": "1 hour", "time_zone": "America/New_York"},
     "rate": {"unit": "tokens", "kind": "bucket", "refill_per_s": Decimal("0.37")},
-    "trickle": {"unit": "usd", "kind": "bucket", "refill_per_s": Decimal("0.000000000007")},
+    "trickle": {"unit": "usd", "kind": "bucket", "refill_per_s": Decimal("0.000013000007")},
     "rpm": {"unit": "requests", "kind": "bucket", "refill_per_s": Decimal(0)},
     "calls": {"unit": "requests", "kind": "budget", "period": "week"},
     "slots": {"unit": "concurrency", "kind": "concurrency"},
@@ -52,6 +52,7 @@ STARTS = (
     datetime(2026, 1, 31, 14, 59, 59, tzinfo=UTC),
 )
 SPANS = tuple(timedelta(seconds=s) for s in (0.000_001, 0.5, 1, 30, 60, 600, 3_600, 86_400, 2_678_400))
+LONGEST_WAIT_S = 400 * 86_400
 TICK = timedelta(microseconds=1)
 TINY = Decimal("0.000000000001")
 
@@ -248,8 +249,9 @@ class Histories(RuleBasedStateMachine):
         if known is not None and answer.reason != "closed":
             self.requests[known] = {"how": arguments, "asked": asked}
         waiting = {row.reason for row in answer.violations} <= {"rate", "exhausted"}
-        if patient and waiting and answer.retry_after_s is not None and not answer.granted:
-            self._wait_as_told(arguments, asked, answer.retry_after_s)
+        wait_s = answer.retry_after_s
+        if patient and waiting and not answer.granted and wait_s is not None and wait_s < LONGEST_WAIT_S:
+            self._wait_as_told(arguments, asked, wait_s)
 
     def _wait_as_told(self, arguments: dict[str, Any], asked: dict[str, Any], wait_s: Fraction) -> None:
         """With nobody else active, a refused request fits after exactly that long."""
@@ -271,7 +273,25 @@ class Histories(RuleBasedStateMachine):
     )
     def adjust(self, pick: int, factor: Decimal, only: int, other: dict[str, Any] | None) -> None:
         known = self.some(pick)
-        totals = other or self.near(known, factor, only)
+        self._adjust(known, other or self.near(known, factor, only))
+
+    @rule(pick=picks, which=st.integers(0, 30), above=st.sampled_from([0, 0, 1]))
+    def adjust_to_the_brim(self, pick: int, which: int, above: int) -> None:
+        """Raise an open hold by exactly what one of its limits has left, or by the smallest step more."""
+        holds = [hold for hold in self.model.tenants[self.tenant].holds.values() if hold.state == "held"]
+        if not holds:
+            return
+        hold = holds[-1 - pick % len(holds)]
+        rows = [row for row in self.model.balance(hold.subject, self.tenant) if row.unit in hold.held]
+        rows = [row for row in rows if row.available is not None]
+        if not rows:
+            return
+        row = rows[which % len(rows)]
+        assert row.available is not None
+        step = 1 if row.kind == "concurrency" else TINY
+        self._adjust(hold.id, {row.unit: _cut(hold.held[row.unit] + row.available) + above * step})
+
+    def _adjust(self, known: UUID, totals: dict[str, Any] | None) -> None:
         self.both(
             "adjust",
             {"id": known, "costs": Json.of(totals)},

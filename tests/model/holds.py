@@ -87,7 +87,7 @@ class Hold:
     def books(self, unit: str) -> bool:
         """Whether totals of this unit count. Slots are never booked, so their totals are nobody's business."""
         kinds = {line.account.shape.kind for line in self.lines if line.account.shape.unit == unit}
-        return kinds != {"concurrency"}
+        return bool(kinds - {"concurrency"}) or (not kinds and unit != "concurrency")
 
     def filled(self, costs: dict[str, Fraction]) -> dict[str, Fraction]:
         """Totals of a settle: units left out stand at the hold, or at what is booked above it."""
