@@ -14,7 +14,7 @@ PACKAGE = Path(quota.__file__).parent
 
 # From the bottom up; a module may import from its own layer's entry, or from layers below it, not beside or above.
 LAYERS: list[list[str]] = [
-    ["sql", "tables", "errors", "config", "costs", "ids", "_pgwatch"],
+    ["sql", "tables", "errors", "config", "costs", "ids", "trace", "_pgwatch"],
     ["_pgbin", "trace"],
     ["embedded", "calls", "migrate"],
     ["http", "client"],

@@ -68,6 +68,7 @@ BEGIN
     ORDER BY x.position
     LIMIT 1;
     IF FOUND THEN
+        PERFORM quota_internal.require_subject_name(missing);
         PERFORM quota_internal.fail('unknown_subject',
             format('there is no subject %s in tenant "%s"', coalesce('"' || left(missing, 220) || '"', 'null'), tenant),
             'Create it with quota.create_subject or quota.ensure_subject, or correct the spelling.');
