@@ -1,11 +1,13 @@
-"""Alembic's environment: one transaction a revision, short waits for locks, and the connection that quota.migrate hands over."""
+"""Alembic's environment: one transaction a revision, short waits for locks, and the connection that quota.migrate
+hands over."""
 
 from __future__ import annotations
 
 from alembic import context
+from sqlalchemy import create_engine, pool, text
+
 from quota.migrate import VERSION_TABLE, VERSION_TABLE_SCHEMA
 from quota.tables import metadata
-from sqlalchemy import create_engine, pool, text
 
 
 def _offline() -> None:
@@ -27,7 +29,8 @@ def _online() -> None:
         raise SystemExit("No database: use `quota migrate`, which knows it, or set sqlalchemy.url.")
     engine = create_engine(url, poolclass=pool.NullPool)
     with engine.connect() as connection:
-        # A migration that waits for a lock makes every reserve behind it wait too: give up soon, quota.migrate tries again.
+        # A migration that waits for a lock makes every reserve behind it wait too: give up soon, quota.migrate tries
+        # again.
         connection.execute(text("SET lock_timeout = '2s'"))
         connection.commit()
         context.configure(

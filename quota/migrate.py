@@ -1,6 +1,7 @@
 """Migrations: the schema of a database, brought to the state that this release works with.
 
-Alembic runs frozen SQL (``migrations/``). A revision that cannot get its lock within two seconds is rolled back and tried
+Alembic runs frozen SQL (``migrations/``). A revision that cannot get its lock within two seconds is rolled back and
+tried
 again, so that reserves on a live database wait for milliseconds, never for a queue.
 """
 
@@ -92,30 +93,37 @@ def revisions() -> tuple[str, ...]:
 def current(url: str) -> str | None:
     """The revision a database is at; None for one that has no ledger yet.
 
-    Arguments: ``url``, a ``postgresql://`` URL or a libpq connection string. Errors: the driver's, when it cannot be reached.
+    Arguments: ``url``, a ``postgresql://`` URL or a libpq connection string. Errors: the driver's, when it cannot be
+    reached.
     """
     engine = sqlalchemy.create_engine(_driver_url(url), poolclass=sqlalchemy.pool.NullPool)
     with engine.connect() as connection:
         if connection.execute(sqlalchemy.text(f"SELECT to_regclass('{_VERSION_TABLE}')")).scalar() is None:
             return None
-        row = connection.execute(sqlalchemy.text(f"SELECT version_num FROM {_VERSION_TABLE}")).scalar()
+        row = connection.execute(
+            sqlalchemy.select(sqlalchemy.column("version_num")).select_from(
+                sqlalchemy.table(VERSION_TABLE, schema=VERSION_TABLE_SCHEMA)
+            )
+        ).scalar()
         return None if row is None else str(row)
 
 
-def upgrade(
-    url: str, revision: str = "head", *, attempts: int = 30, report: Callable[[str], None] = lambda line: None
-) -> None:
+def _quiet(_line: str) -> None:
+    """Tells nobody."""
+
+
+def upgrade(url: str, revision: str = "head", *, attempts: int = 30, report: Callable[[str], None] = _quiet) -> None:
     """Brings a database to a revision.
 
-    Arguments: ``url``; ``revision``, default the newest; ``attempts``, how often a revision that does not get its lock is
-    tried, about a second apart; ``report``, told of every retry. Errors: ``OperationalError`` when the last attempt fails too.
+    Arguments: ``url``; ``revision``, default the newest; ``attempts``, how often a revision that does not get its
+    lock is
+    tried, about a second apart; ``report``, told of every retry. Errors: ``OperationalError`` when the last attempt
+    fails too.
     """
     _patiently(lambda: command.upgrade(_config(url), revision), attempts, report)
 
 
-def downgrade(
-    url: str, revision: str, *, attempts: int = 30, report: Callable[[str], None] = lambda line: None
-) -> None:
+def downgrade(url: str, revision: str, *, attempts: int = 30, report: Callable[[str], None] = _quiet) -> None:
     """Takes a database back to a revision (``base``: no ledger at all). Arguments and errors as in ``upgrade``."""
     _patiently(lambda: command.downgrade(_config(url), revision), attempts, report)
 
@@ -123,12 +131,14 @@ def downgrade(
 def _patiently(migrate: Callable[[], None], attempts: int, report: Callable[[str], None]) -> None:
     for attempt in range(1, attempts + 1):
         try:
-            return migrate()
+            migrate()
         except OperationalError as error:
             if getattr(error.orig, "sqlstate", None) not in _TRY_AGAIN or attempt == attempts:
                 raise
             report(f"a lock was not free within 2 s; attempt {attempt + 1} of {attempts}")
-            time.sleep(random.uniform(0.5, 1.5))
+            time.sleep(random.uniform(0.5, 1.5))  # noqa: S311 - jitter
+        else:
+            return
 
 
 def sql(start: str | None = None, end: str = "head") -> str:

@@ -1,10 +1,13 @@
 """The private tables of the ledger: the truth of what is stored, and why.
 
-All of them live in the schema ``quota_internal``; nobody but the owner of the schema touches them. The public functions in
-``quota/sql/`` write them, the views in ``quota/sql/views.sql`` read them. Constraints are named as sentences, because their
+All of them live in the schema ``quota_internal``; nobody but the owner of the schema touches them. The public
+functions in
+``quota/sql/`` write them, the views in ``quota/sql/views.sql`` read them. Constraints are named as sentences,
+because their
 name is what an operator sees when one of them fires.
 
-Two rules hold for every table that belongs to a tenant: ``tenant`` leads its primary key, its unique keys and its foreign
+Two rules hold for every table that belongs to a tenant: ``tenant`` leads its primary key, its unique keys and its
+foreign
 keys (so that a distributed PostgreSQL can keep a tenant on one node), and every text column compares byte by byte
 (collation ``C``), so that the lock order is the same on every machine.
 """
@@ -36,7 +39,8 @@ SCHEMA = "quota_internal"
 
 metadata = MetaData(schema=SCHEMA)
 
-# Amounts are below 10^18 with at most 12 fractional digits. A bucket's level may carry 18: refill per second (12) x microseconds (6).
+# Amounts are below 10^18 with at most 12 fractional digits. A bucket's level may carry 18: refill per second (12) x
+# microseconds (6).
 NAME = Text(collation="C")
 AMOUNT = Numeric()
 INSTANT = DateTime(timezone=True)
@@ -51,10 +55,12 @@ tenants = Table(
     "tenants",
     metadata,
     Column("name", NAME, nullable=False),
-    # Moves with every change of a limit, tier, lineage or freeze of this tenant. A reserve reads it with what it resolved and
+    # Moves with every change of a limit, tier, lineage or freeze of this tenant. A reserve reads it with what it
+    # resolved and
     # once more after its locks: the same number means that nothing it relied on has changed.
     Column("config_version", BigInteger, nullable=False, server_default=text("1")),
-    # Moves when a definition that many subjects share (a kind's, a tier's) changes: whoever was bound before binds anew.
+    # Moves when a definition that many subjects share (a kind's, a tier's) changes: whoever was bound before binds
+    # anew.
     Column("binding_version", BigInteger, nullable=False, server_default=text("1")),
     Column("ttl_maximum", Interval, nullable=False, server_default=text("'24:00:00'::interval")),
     Column("polling_hint_s", AMOUNT, nullable=False, server_default=text("1")),
@@ -142,7 +148,8 @@ def _limit_checks(table: str, *, on_expiry: bool = True) -> list[CheckConstraint
         CheckConstraint("capacity IS NOT NULL OR kind = 'budget'", name=f"{table}_only_budgets_are_unlimited"),
         CheckConstraint(_amount_check("capacity"), name=f"{table}_capacity_is_an_amount"),
         CheckConstraint(
-            f"(refill_per_s IS NOT NULL) = (kind = 'bucket') AND (refill_per_s IS NULL OR {_amount_check('refill_per_s')})",
+            "(refill_per_s IS NOT NULL) = (kind = 'bucket')"
+            f" AND (refill_per_s IS NULL OR {_amount_check('refill_per_s')})",
             name=f"{table}_buckets_and_only_buckets_refill",
         ),
         CheckConstraint("period IS NULL OR kind = 'budget'", name=f"{table}_only_budgets_have_a_period"),
@@ -201,7 +208,8 @@ limits = Table(
     comment="Named rules on subjects and on kinds.",
 )
 
-# The three tables below are written by every call and carry no CHECK: PostgreSQL parses each constraint's text anew for every
+# The three tables below are written by every call and carry no CHECK: PostgreSQL parses each constraint's text anew
+# for every
 # statement that writes, which took a third of the cost of an account's update (docs/decisions/0004). Only the functions
 # of the engine write them, and check() watches what the constraints would.
 accounts = Table(
@@ -211,7 +219,8 @@ accounts = Table(
     Column("id", BigInteger, Identity(always=True), nullable=False),
     Column("subject", NAME, nullable=False),
     Column("limit_name", NAME, nullable=False),
-    # The definition in force, copied here by bind() so that the hot path reads one row and the guard compares within it.
+    # The definition in force, copied here by bind() so that the hot path reads one row and the guard compares within
+    # it.
     *_limit_columns(),
     Column("on_expiry", NAME, nullable=False),
     Column("required", Boolean, nullable=False),
@@ -289,7 +298,8 @@ entries = Table(
     PrimaryKeyConstraint("tenant", "id", name="entries_pkey"),
     Index("entries_by_reservation", "tenant", "reservation", postgresql_where=text("reservation IS NOT NULL")),
     Index("entries_request_is_unique", "tenant", "request", unique=True, postgresql_where=text("request IS NOT NULL")),
-    comment="The append-only ledger: one row per booking, its lines in arrays; the view quota.entries shows a line each.",
+    comment="The append-only ledger: one row per booking, its lines in arrays;"
+    " the view quota.entries shows a line each.",
 )
 
 admin_log = Table(

@@ -21,16 +21,19 @@ from tests.server import Connection, connect, create_database, drop_database
 
 FOLDER = Path(__file__).parent.parent / "migrations"
 
-# What a schema is, whoever made it: relations, columns, constraints, indexes, functions, types, triggers, grants, comments.
+# What a schema is, whoever made it: relations, columns, constraints, indexes, functions, types, triggers, grants,
+# comments.
 CATALOG = """
 SELECT 'column', c.oid::regclass::text, a.attnum || ' ' || a.attname || ' ' || format_type(a.atttypid, a.atttypmod)
     || ' ' || coalesce(a.attcollation::regcollation::text, '') || ' ' || a.attnotnull || ' ' || a.attidentity::text
     || ' ' || coalesce(pg_get_expr(d.adbin, d.adrelid), '')
-FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum
+FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum =
+a.attnum
 WHERE c.relnamespace IN ('quota'::regnamespace, 'quota_internal'::regnamespace) AND a.attnum > 0 AND NOT a.attisdropped
 UNION ALL SELECT 'relation', c.oid::regclass::text, c.relkind::text || ' ' || coalesce(c.reloptions::text, '') || ' '
     || coalesce((SELECT string_agg(x::text, ' ' ORDER BY x::text) FROM unnest(c.relacl) x), '') || ' '
-    || coalesce(obj_description(c.oid, 'pg_class'), '') || CASE WHEN c.relkind = 'v' THEN pg_get_viewdef(c.oid) ELSE '' END
+    || coalesce(obj_description(c.oid, 'pg_class'), '') || CASE WHEN c.relkind = 'v' THEN pg_get_viewdef(c.oid) ELSE
+    '' END
 FROM pg_class c WHERE c.relnamespace IN ('quota'::regnamespace, 'quota_internal'::regnamespace)
 UNION ALL SELECT 'constraint', conrelid::regclass::text, conname || ' ' || pg_get_constraintdef(oid)
 FROM pg_constraint WHERE connamespace IN ('quota'::regnamespace, 'quota_internal'::regnamespace) AND contype <> 'n'
@@ -42,7 +45,8 @@ UNION ALL SELECT 'function', p.oid::regprocedure::text, pg_get_functiondef(p.oid
 FROM pg_proc p WHERE p.pronamespace IN ('quota'::regnamespace, 'quota_internal'::regnamespace)
 UNION ALL SELECT 'trigger', tgrelid::regclass::text, pg_get_triggerdef(oid) FROM pg_trigger
 WHERE NOT tgisinternal AND tgrelid::regclass::text LIKE 'quota%'
-UNION ALL SELECT 'schema', nspname, coalesce((SELECT string_agg(x::text, ' ' ORDER BY x::text) FROM unnest(nspacl) x), '')
+UNION ALL SELECT 'schema', nspname, coalesce((SELECT string_agg(x::text, ' ' ORDER BY x::text) FROM unnest(nspacl)
+x), '')
 FROM pg_namespace WHERE nspname IN ('quota', 'quota_internal')
 """
 
@@ -78,7 +82,9 @@ def test_newest_frozen_copies_are_the_truth() -> None:
     for name in engine.FILES:
         copies = sorted(FOLDER.glob(f"sql/*/{name}.sql"))
         assert copies, f"{name}.sql was never frozen"
-        assert copies[-1].read_text() == engine.text(name), f"{copies[-1]} is not quota/sql/{name}.sql: scripts/freeze it"
+        assert copies[-1].read_text() == engine.text(name), (
+            f"{copies[-1]} is not quota/sql/{name}.sql: scripts/freeze it"
+        )
     assert {file.stem for file in FOLDER.glob("sql/*/*.sql")} - {"tables"} == set(engine.FILES)
 
 
@@ -203,7 +209,9 @@ def test_reserves_go_on_while_tiers_arrive(empty: str) -> None:
         granted.append(done)
 
     with connect(empty) as connection:
-        connection.execute("SELECT quota.set_limit('key:*', 'calls', 'requests', 'budget', 1000000, period => '1 hour')")
+        connection.execute(
+            "SELECT quota.set_limit('key:*', 'calls', 'requests', 'budget', 1000000, period => '1 hour')"
+        )
     threads = [threading.Thread(target=worker) for _ in range(4)]
     for thread in threads:
         thread.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from alembic import op
+
 from quota.migrate import install
 
 revision = "0001"

@@ -1,13 +1,16 @@
 """Rate tiers: a key stores the name of one, its numbers stand in one place.
 
-Safe on a live table: the new column has a constant default, so no row is rewritten and every existing key is `basic`; the
-exclusive lock on `subjects` lasts for the milliseconds of this transaction, and is given up after two seconds of waiting.
+Safe on a live table: the new column has a constant default, so no row is rewritten and every existing key is
+`basic`; the
+exclusive lock on `subjects` lasts for the milliseconds of this transaction, and is given up after two seconds of
+waiting.
 Accounts follow lazily: the tenants' binding_version moves on, and each subject binds at its next reserve.
 """
 
 from __future__ import annotations
 
 from alembic import op
+
 from quota.migrate import install
 
 revision = "0002"
@@ -19,7 +22,9 @@ depends_on = None
 def upgrade() -> None:
     op.execute("DROP FUNCTION quota_internal.add_subject(text, text, text)")
     install(revision, "tables", "bind", "subjects", "tiers", "views", "grants")
-    op.execute("UPDATE quota_internal.tenants SET config_version = config_version + 1, binding_version = binding_version + 1")
+    op.execute(
+        "UPDATE quota_internal.tenants SET config_version = config_version + 1, binding_version = binding_version + 1"
+    )
 
 
 def downgrade() -> None:
@@ -34,4 +39,6 @@ def downgrade() -> None:
     op.execute("DROP TABLE quota_internal.tier_limits, quota_internal.tiers")
     op.execute("ALTER TABLE quota_internal.subjects DROP COLUMN rate_tier")
     install("0001", "grants")
-    op.execute("UPDATE quota_internal.tenants SET config_version = config_version + 1, binding_version = binding_version + 1")
+    op.execute(
+        "UPDATE quota_internal.tenants SET config_version = config_version + 1, binding_version = binding_version + 1"
+    )
