@@ -1,4 +1,4 @@
-"""Above READ COMMITTED a stale snapshot fails as 40001, never as a wrong answer. A hold lives in its caller's transaction."""
+"""Above READ COMMITTED a stale snapshot fails as 40001, never as a wrong answer; a hold ends with its transaction."""
 
 from __future__ import annotations
 
