@@ -54,39 +54,51 @@ BEGIN
         RETURN quota_internal.conclude(d, quota_internal.standings_of(r));
     END IF;
 
-    lineage := quota_internal.resolve(r.tenant, r.subject || r.also, NULL);
-    PERFORM quota_internal.lock_accounts(r.tenant, r.line_accounts);
-    -- What decides is read after the locks: whether limits have changed meanwhile, and whether somebody is frozen.
-    lineage := quota_internal.resolve(r.tenant, r.subject || r.also, NULL);
-    IF raises.units <> '{}' AND lineage.frozen THEN
-        d := quota_internal.frozen_answer(r.tenant, r.subject || r.also);
-        d.reservation := r.id;
-        d.state := r.state;
-        d.expires_at := r.expires_at;
-        RETURN d;
-    END IF;
-    at := quota_internal.clock();
-    standings := '{}';
-    refused := false;
-    FOREACH a IN ARRAY quota_internal.discount(quota_internal.accounts_of(r), at, false) LOOP
-        CONTINUE WHEN a.unit <> ALL (raises.units);
-        IF NOT a.in_force THEN
-            -- Counted, not tested: the limit was removed after the hold was taken.
-            a.capacity := NULL;
+    FOR attempt IN 1 .. 100 LOOP
+        lineage := quota_internal.resolve(r.tenant, r.subject || r.also, NULL);
+        IF quota_internal.snapshot_is_old() THEN
+            PERFORM FROM quota_internal.tenants t WHERE t.name = r.tenant FOR SHARE;
         END IF;
-        s := quota_internal.stand(a, quota_internal.requested(a, raises), r.headroom, at, lineage.polling_hint_s);
-        standings := standings || s;
-        refused := refused OR s.reason IS NOT NULL;
+        -- A block that can be left: its locks go with it, so that deciding anew holds no account.
+        BEGIN
+            PERFORM quota_internal.lock_accounts(r.tenant, r.line_accounts);
+            PERFORM quota_internal.require_unchanged(r.tenant, lineage.config_version);
+            IF raises.units <> '{}' AND lineage.frozen THEN
+                d := quota_internal.frozen_answer(r.tenant, r.subject || r.also);
+                d.reservation := r.id;
+                d.state := r.state;
+                d.expires_at := r.expires_at;
+                RETURN d;
+            END IF;
+            at := quota_internal.clock();
+            standings := '{}';
+            refused := false;
+            FOREACH a IN ARRAY quota_internal.discount(quota_internal.accounts_of(r), at, false) LOOP
+                CONTINUE WHEN a.unit <> ALL (raises.units);
+                IF NOT a.in_force THEN
+                    -- Counted, not tested: the limit was removed after the hold was taken.
+                    a.capacity := NULL;
+                END IF;
+                s := quota_internal.stand(a, quota_internal.requested(a, raises), r.headroom, at, lineage.polling_hint_s);
+                standings := standings || s;
+                refused := refused OR s.reason IS NOT NULL;
+            END LOOP;
+            IF refused THEN
+                d.granted := false;
+                RETURN quota_internal.conclude(d, standings);
+            END IF;
+            r := quota_internal.resize(r, given.by_value, standings, at);
+            d.replayed := true;
+            d := quota_internal.conclude(d, quota_internal.standings_of(r));
+            d.replayed := false;
+            RETURN d;
+        EXCEPTION WHEN SQLSTATE 'QT000' THEN
+            NULL;
+        END;
     END LOOP;
-    IF refused THEN
-        d.granted := false;
-        RETURN quota_internal.conclude(d, standings);
-    END IF;
-    r := quota_internal.resize(r, given.by_value, standings, at);
-    d.replayed := true;
-    d := quota_internal.conclude(d, quota_internal.standings_of(r));
-    d.replayed := false;
-    RETURN d;
+    RAISE EXCEPTION USING ERRCODE = 'serialization_failure',
+        MESSAGE = format('the limits of tenant "%s" keep changing; no decision after 100 attempts', adjust.tenant),
+        HINT = 'Retry the same totals.';
 END
 $$;
 COMMENT ON FUNCTION quota.adjust(uuid, jsonb, text) IS

@@ -35,37 +35,44 @@ BEGIN
         IF quota_internal.snapshot_is_old() THEN
             PERFORM FROM quota_internal.tenants t WHERE t.name = record.tenant FOR SHARE;
         END IF;
-        j := quota_internal.judge_locked(record.tenant, j, parsed, 0, false);
+        -- A block that can be left: its locks go with it, so that beginning anew holds none.
+        BEGIN
+            j := quota_internal.judge_locked(record.tenant, j, parsed, 0, false);
 
-        booking.tenant := record.tenant;
-        booking.id := coalesce(record.id, quota_internal.uuid_v7());
-        booking.subject := record.subject;
-        SELECT coalesce(array_agg(s.account), '{}'), coalesce(array_agg(s.window_start), '{}'),
-            coalesce(array_agg(s.requested), '{}'), coalesce(array_agg(0::numeric), '{}'), coalesce(array_agg(false), '{}')
-        INTO booking.line_accounts, booking.line_windows, booking.line_booked, booking.line_held, booking.line_charged
-        FROM unnest(j.standings) s
-        WHERE s.kind <> 'concurrency';
-        booking.held := quota_internal.with_implied(parsed.by_value,
-            j.covered[:2] || array_remove(j.covered[3:], 'concurrency'), parsed.units);
-        -- A record is a reservation that is born settled: its id is known from then on, and it can be credited.
-        INSERT INTO quota_internal.reservations
-            (tenant, id, subject, also, costs, held, booked, state, outcome, created_at, expires_at, closed_at, details,
-             line_accounts, line_windows, line_held, line_booked, line_charged)
-        SELECT record.tenant, booking.id, record.subject, also, parsed.by_value, booking.held, booking.held, 'settled', 'record',
-            j.at, j.at, j.at, record.details, booking.line_accounts, booking.line_windows, booking.line_held,
-            booking.line_booked, booking.line_charged
-        FROM quota_internal.tenants t
-        WHERE t.name = record.tenant AND t.config_version = j.config_version
-        ON CONFLICT (tenant, id) DO NOTHING;
-        CONTINUE WHEN NOT FOUND;
-        PERFORM quota_internal.book(record.tenant, j.standings, j.at);
-        INSERT INTO quota_internal.entries
-            (tenant, at, kind, reservation, subject, line_accounts, line_windows, line_amounts, details)
-        VALUES (record.tenant, j.at, 'record', booking.id, record.subject, booking.line_accounts, booking.line_windows,
-            booking.line_booked, nullif(record.details, '{}'))
-        RETURNING entries.id INTO entry;
-        replayed := false;
-        RETURN;
+            booking.tenant := record.tenant;
+            booking.id := coalesce(record.id, quota_internal.uuid_v7());
+            booking.subject := record.subject;
+            SELECT coalesce(array_agg(s.account), '{}'), coalesce(array_agg(s.window_start), '{}'),
+                coalesce(array_agg(s.requested), '{}'), coalesce(array_agg(0::numeric), '{}'), coalesce(array_agg(false), '{}')
+            INTO booking.line_accounts, booking.line_windows, booking.line_booked, booking.line_held, booking.line_charged
+            FROM unnest(j.standings) s
+            WHERE s.kind <> 'concurrency';
+            booking.held := quota_internal.with_implied(parsed.by_value,
+                j.covered[:2] || array_remove(j.covered[3:], 'concurrency'), parsed.units);
+            -- A record is a reservation that is born settled: its id is known from then on, and it can be credited.
+            INSERT INTO quota_internal.reservations
+                (tenant, id, subject, also, costs, held, booked, state, outcome, created_at, expires_at, closed_at, details,
+                 line_accounts, line_windows, line_held, line_booked, line_charged)
+            SELECT record.tenant, booking.id, record.subject, also, parsed.by_value, booking.held, booking.held, 'settled', 'record',
+                j.at, j.at, j.at, record.details, booking.line_accounts, booking.line_windows, booking.line_held,
+                booking.line_booked, booking.line_charged
+            FROM quota_internal.tenants t
+            WHERE t.name = record.tenant AND t.config_version = j.config_version
+            ON CONFLICT (tenant, id) DO NOTHING;
+            IF NOT FOUND THEN
+                RAISE EXCEPTION USING ERRCODE = 'QT000';
+            END IF;
+            PERFORM quota_internal.book(record.tenant, j.standings, j.at);
+            INSERT INTO quota_internal.entries
+                (tenant, at, kind, reservation, subject, line_accounts, line_windows, line_amounts, details)
+            VALUES (record.tenant, j.at, 'record', booking.id, record.subject, booking.line_accounts, booking.line_windows,
+                booking.line_booked, nullif(record.details, '{}'))
+            RETURNING entries.id INTO entry;
+            replayed := false;
+            RETURN;
+        EXCEPTION WHEN SQLSTATE 'QT000' THEN
+            NULL;
+        END;
     END LOOP;
     RAISE EXCEPTION USING ERRCODE = 'serialization_failure',
         MESSAGE = format('the limits of tenant "%s" keep changing; nothing recorded after 100 attempts', record.tenant),
@@ -190,6 +197,8 @@ BEGIN
     entry := quota_internal.enter(r, at, 'credit', amounts, credit.id,
         jsonb_build_object('reason', credit.reason, 'costs', given));
     replayed := false;
+    -- Touched, so that a second credit from an older snapshot fails instead of missing this one.
+    UPDATE quota_internal.reservations x SET details = x.details WHERE x.tenant = r.tenant AND x.id = r.id;
     PERFORM quota_internal.log(r.tenant, 'credit', r.id::text, NULL, given, credit.reason);
 END
 $$;

@@ -243,6 +243,17 @@ BEGIN
 END
 $$;
 
+-- After the locks: leaves the block around them when the tenant's limits, tiers, lineages or freezes have changed meanwhile.
+CREATE OR REPLACE FUNCTION quota_internal.require_unchanged(tenant text, config_version bigint) RETURNS void
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    IF require_unchanged.config_version
+        <> (SELECT t.config_version FROM quota_internal.tenants t WHERE t.name = require_unchanged.tenant) THEN
+        RAISE EXCEPTION USING ERRCODE = 'QT000';
+    END IF;
+END
+$$;
+
 CREATE OR REPLACE FUNCTION quota_internal.reservation(tenant text, id uuid) RETURNS quota_internal.reservations
 LANGUAGE sql STABLE AS $$
     SELECT r FROM quota_internal.reservations r WHERE r.tenant = reservation.tenant AND r.id = reservation.id
@@ -310,11 +321,12 @@ DECLARE
     d quota.decision;
     differs text;
 BEGIN
-    SELECT * INTO r FROM quota_internal.reservations x WHERE x.tenant = replay.tenant AND x.id = replay.id;
+    -- Locked, although nothing may change: a stale snapshot fails here, and the answer waits for a standby as the hold did.
+    SELECT * INTO r FROM quota_internal.reservations x WHERE x.tenant = replay.tenant AND x.id = replay.id FOR NO KEY UPDATE;
     IF NOT FOUND THEN
         RETURN NULL;
     END IF;
-    IF r.state = 'held' AND (r.expires_at <= quota_internal.clock() OR quota_internal.snapshot_is_old()) THEN
+    IF r.state = 'held' AND r.expires_at <= quota_internal.clock() THEN
         PERFORM quota_internal.expire(replay.tenant, ARRAY[replay.id]);
         SELECT * INTO r FROM quota_internal.reservations x WHERE x.tenant = replay.tenant AND x.id = replay.id;
     END IF;
@@ -477,14 +489,13 @@ BEGIN
         also := quota_internal.others(reserve.also, reserve.subject);
         subjects := subjects || also;
     END IF;
-    IF reserve.id IS NOT NULL THEN
-        d := quota_internal.replay(reserve.tenant, reserve.id, reserve.subject, also, parsed.by_value);
-        IF d.reservation IS NOT NULL THEN
-            RETURN d;
-        END IF;
-    END IF;
-
     FOR attempt IN 1 .. 100 LOOP
+        IF reserve.id IS NOT NULL THEN
+            d := quota_internal.replay(reserve.tenant, reserve.id, reserve.subject, also, parsed.by_value);
+            IF d.reservation IS NOT NULL THEN
+                RETURN d;
+            END IF;
+        END IF;
         j := quota_internal.judge(reserve.tenant, subjects, ttl, parsed, headroom, charge);
         IF quota_internal.snapshot_is_old() THEN
             PERFORM FROM quota_internal.tenants t WHERE t.name = reserve.tenant FOR SHARE;
@@ -496,47 +507,49 @@ BEGIN
             EXIT;
         END IF;
 
-        j := quota_internal.judge_locked(reserve.tenant, j, parsed, headroom, charge);
-        IF j.stale THEN
-            j := quota_internal.judge_discounted(reserve.tenant, j, parsed, headroom, charge, false);
-        END IF;
-        IF j.refused THEN
-            CONTINUE WHEN j.config_version
-                <> (SELECT t.config_version FROM quota_internal.tenants t WHERE t.name = reserve.tenant);
-            EXIT;
-        END IF;
+        -- A block that can be left: its locks go with it, so that deciding anew begins without any (no deadlock).
+        BEGIN
+            j := quota_internal.judge_locked(reserve.tenant, j, parsed, headroom, charge);
+            IF j.stale THEN
+                j := quota_internal.judge_discounted(reserve.tenant, j, parsed, headroom, charge, false);
+            END IF;
+            IF j.refused THEN
+                PERFORM quota_internal.require_unchanged(reserve.tenant, j.config_version);
+                EXIT;
+            END IF;
 
-        d.reservation := coalesce(reserve.id, quota_internal.uuid_v7());
-        d.expires_at := quota_internal.later(j.at, ttl);
-        INSERT INTO quota_internal.reservations
-            (tenant, id, subject, also, costs, held, created_at, expires_at, headroom, details,
-             line_accounts, line_windows, line_held, line_booked, line_charged)
-        SELECT reserve.tenant, d.reservation, reserve.subject, also, parsed.by_value,
-            quota_internal.with_implied(parsed.by_value, j.covered, parsed.units), j.at, d.expires_at, headroom, details,
-            j.ids, j.windows, j.amounts, array_fill(0::numeric, ARRAY[cardinality(j.ids)]), j.charged
-        FROM quota_internal.tenants t
-        WHERE t.name = reserve.tenant AND t.config_version = j.config_version
-        ON CONFLICT (tenant, id) DO NOTHING;
-        IF NOT FOUND THEN
-            -- Something has changed: decide anew. Or the same id was faster: then its answer is the answer.
-            d := quota_internal.replay(reserve.tenant, reserve.id, reserve.subject, also, parsed.by_value);
-            IF d.reservation IS NOT NULL THEN
+            d.reservation := coalesce(reserve.id, quota_internal.uuid_v7());
+            d.expires_at := quota_internal.later(j.at, ttl);
+            INSERT INTO quota_internal.reservations
+                (tenant, id, subject, also, costs, held, created_at, expires_at, headroom, details,
+                 line_accounts, line_windows, line_held, line_booked, line_charged)
+            SELECT reserve.tenant, d.reservation, reserve.subject, also, parsed.by_value,
+                quota_internal.with_implied(parsed.by_value, j.covered, parsed.units), j.at, d.expires_at, headroom, details,
+                j.ids, j.windows, j.amounts, array_fill(0::numeric, ARRAY[cardinality(j.ids)]), j.charged
+            FROM quota_internal.tenants t
+            WHERE t.name = reserve.tenant AND t.config_version = j.config_version
+            ON CONFLICT (tenant, id) DO NOTHING;
+            -- Nothing inserted: a limit, tier, lineage or freeze has changed, or the same id was faster. Or a rival of the same
+            -- id took its time to fail, and the hold would be born overdue.
+            IF NOT FOUND OR reserve.id IS NOT NULL AND d.expires_at <= quota_internal.clock() THEN
+                RAISE EXCEPTION USING ERRCODE = 'QT000';
+            END IF;
+            PERFORM quota_internal.take(reserve.tenant, j.standings, j.at, d.expires_at, j.next_expiry);
+
+            d.granted := true;
+            d.state := 'held';
+            d.replayed := j.stale;
+            IF j.stale THEN
+                -- What is shown has overdue holds counted as their expiry will book them, refunds of buckets too.
+                d := quota_internal.conclude(
+                    d, quota_internal.standings_of(quota_internal.reservation(reserve.tenant, d.reservation)));
+                d.replayed := false;
                 RETURN d;
             END IF;
-            CONTINUE;
-        END IF;
-        PERFORM quota_internal.take(reserve.tenant, j.standings, j.at, d.expires_at, j.next_expiry);
-
-        d.granted := true;
-        d.state := 'held';
-        d.replayed := j.stale;
-        IF j.stale THEN
-            -- What is shown has overdue holds counted as their expiry will book them, refunds of buckets too.
-            d := quota_internal.conclude(d, quota_internal.standings_of(quota_internal.reservation(reserve.tenant, d.reservation)));
-            d.replayed := false;
-            RETURN d;
-        END IF;
-        RETURN quota_internal.conclude(d, j.standings);
+            RETURN quota_internal.conclude(d, j.standings);
+        EXCEPTION WHEN SQLSTATE 'QT000' THEN
+            d := NULL;
+        END;
     END LOOP;
 
     -- Refused; unless the same id was faster: then its answer is the answer.
