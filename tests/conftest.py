@@ -134,9 +134,9 @@ def template(admin_dsn: str, run_id: str) -> str:
 
 
 def _make_template(url: str) -> None:
-    from quota import migrate
+    from quota.migrate import upgrade
 
-    migrate.upgrade(url)
+    upgrade(url)
     if _CLOCK.exists():
         with connect(url) as connection:
             # bytes: psycopg takes the text as it stands, "%" and all, and several statements at once.

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import traceback
@@ -59,7 +60,10 @@ def cli() -> None:
 @click.command(epilog=examples('eval "$(quota completion bash)"', "quota completion fish | source"))
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print what makes a shell complete quota's commands and options: put it into its start-up file."""
+    """Print what makes a shell complete quota.
+
+    Put the line into the shell's start-up file.
+    """
     line = "env _QUOTA_COMPLETE=fish_source quota | source"
     click.echo(line if shell == "fish" else f'eval "$(_QUOTA_COMPLETE={shell}_source quota)"')
 
@@ -88,6 +92,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Result: the exit code, see `failures.EXIT_CODES`. No error leaves it as an exception.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    if not debugging():  # what the driver logs on the way comes back as the error that ends the command
+        logging.getLogger("psycopg").addHandler(logging.NullHandler())
     try:
         result = cli.main(args=list(arguments), prog_name="quota", standalone_mode=False)
         sys.stdout.flush()

@@ -46,7 +46,10 @@ def _shown(capacity: Decimal | str) -> str:
 
 @click.group(cls=Ordered)
 def tenant() -> None:
-    """Tenants: outer boundaries. `default` is there from the start."""
+    """Tenants: outer boundaries.
+
+    `default` is there from the start; what shares a limit lives in one tenant.
+    """
 
 
 @tenant.command("create", epilog=examples("quota tenant create acme", "quota subject list --tenant acme"))
@@ -61,7 +64,10 @@ def tenant_create(session: Session, name: str) -> None:
 
 @click.group(cls=Ordered)
 def unit() -> None:
-    """Units: what is counted. usd, tokens, requests, cost and concurrency are there from the start."""
+    """Units: what is counted.
+
+    usd, tokens, requests, cost and concurrency are there from the start.
+    """
 
 
 @unit.command("create", epilog=examples("quota unit create images", "quota unit create eur --money"))
@@ -80,7 +86,10 @@ def unit_create(session: Session, name: str, money: bool) -> None:
 
 @click.group(cls=Ordered)
 def subject() -> None:
-    """Subjects: who spends. Named kind:id, such as key:42; a charge reaches every ancestor."""
+    """Subjects: who spends.
+
+    Named kind:id, such as key:42. A charge to one is a charge to every ancestor.
+    """
 
 
 @subject.command(
@@ -207,7 +216,10 @@ def subject_retire(session: Session, name: str) -> None:
 
 @click.group(cls=Ordered)
 def limit() -> None:
-    """Limits: rules on a subject, or on a kind (user:*) as the default for every subject of it."""
+    """Limits: what a subject may spend.
+
+    On a subject, or on a kind (user:*) as the default for every subject of it.
+    """
 
 
 @limit.command(
@@ -312,7 +324,10 @@ def _definition_columns(rows: views.Rows, name: str) -> dict[str, list[str]]:
 
 @click.group(cls=Ordered)
 def tier() -> None:
-    """Tiers: named sets of limits for keys. Built-in: basic, extended, bulk."""
+    """Tiers: named sets of limits for keys.
+
+    Built-in: basic, extended, bulk. Moving a key to another one keeps its usage.
+    """
 
 
 @tier.command("list", epilog=examples("quota tier list"))

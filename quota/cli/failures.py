@@ -76,7 +76,7 @@ def _usage(error: BaseException) -> Failure | None:
     match error:
         case click.UsageError():
             path = error.ctx.command_path if error.ctx is not None else "quota"
-            return Failure(USAGE, "usage", f"{path}: {error.format_message()}", f"See: {path} --help")
+            return Failure(USAGE, "usage", error.format_message(), f"See: {path} --help")
         case click.ClickException():
             return Failure(USAGE, "usage", error.format_message())
         case ConfigError() | TraceError():

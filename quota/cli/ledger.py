@@ -72,7 +72,10 @@ def reserve(
     details: dict[str, object] | None,
     quiet: bool,
 ) -> None:
-    """Hold the worst case of a call before it is made. Exit code 1 when refused."""
+    """Hold the worst case of a call before it is made.
+
+    All limits of SUBJECT and its ancestors take it, or none does: refused, exit code 1.
+    """
     call = Reserve(
         subject,
         costs_of(costs),
@@ -133,7 +136,10 @@ def settle(
     outcome: str,
     details: dict[str, object] | None,
 ) -> None:
-    """Book the true cost: totals by unit. Units left out, or all, settle at the hold."""
+    """Book the true cost of a call.
+
+    Totals of the reservation by unit, never steps. Units left out settle at the hold.
+    """
     totals = costs_of(costs) if costs else None
     call = Settle(reservation, totals, final=not partial, outcome=outcome, details=details, tenant=session.tenant)
     answer = session.call(call)
@@ -207,7 +213,10 @@ def _amounts(by_unit: dict[str, Any] | None) -> str:
 @click.option("--max", "most", type=_MOST, default=50, show_default=True, help="The newest so many.")
 @with_store
 def ledger(session: Session, subject: str | None, reservation: object | None, most: int) -> None:
-    """Show the newest lines of the append-only ledger: one per limit that a booking touched."""
+    """Show the newest lines of the append-only ledger.
+
+    One line per limit that a booking touched.
+    """
     identity = None if reservation is None else str(reservation)
     rows = session.call(views.entries(session.tenant, subject, identity, most=most))
     columns = {
@@ -242,9 +251,10 @@ def ledger(session: Session, subject: str | None, reservation: object | None, mo
 )
 @with_server
 def reap(session: Session, every: timedelta | None, batch: int, heartbeat: Path | None) -> None:
-    """Close the holds whose time has passed: once (from cron), or as a loop.
+    """Close the holds whose time has passed.
 
-    Any number may run at once. Books are right without it; it brings holds back sooner.
+    Once, as from cron, or as a loop. Any number may run at once. Books are right without it; it brings holds
+    back sooner.
     """
     if every is None:
         done = reaper.sweep(session.client, batch=batch, tenant=session.named_tenant)
@@ -289,7 +299,10 @@ def _touch(heartbeat: Path | None) -> None:
 @click.option("--tenant", metavar="NAME", help="Only this tenant's books. [default: all tenants']")
 @with_server
 def check(session: Session) -> None:
-    """Prove the books, in one snapshot and under load. Exit code 1 when a counter and the ledger disagree."""
+    """Prove the books, in one snapshot and under load.
+
+    Exit code 1 when a counter and the ledger disagree.
+    """
     found = session.call(Check(session.named_tenant))
     session.screen.document({"ok": not found, "violations": found})
     if not found:
@@ -303,7 +316,10 @@ def check(session: Session) -> None:
 @click.command(epilog=examples("quota repair", "quota repair --tenant acme && quota check"))
 @with_store
 def repair(session: Session) -> None:
-    """Rebuild a tenant's counters from its holds and its ledger, in one transaction, itself on the ledger."""
+    """Rebuild a tenant's counters from holds and ledger.
+
+    In one transaction, itself on the ledger.
+    """
     changed = session.call(Repair(session.tenant))
     session.screen.document({"tenant": session.tenant, "repaired": changed})
     if not changed:

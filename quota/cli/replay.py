@@ -46,7 +46,7 @@ class Result:
     @property
     def held(self) -> bool:
         """True when the ledger kept its word: no grant above the cap, no hold left, books right."""
-        within = self.tally.peak <= self.job.cap + self.tally.overage and self.overspend <= self.tally.overage
+        within = self.tally.peak <= self.job.cap and self.overspend <= self.tally.overage
         exact = self.books.spent == self.tally.booked
         return within and exact and self.books.holds == 0 and not self.books.violations
 
@@ -131,7 +131,9 @@ def replay(
     call_ms: int,
     retry: bool,
 ) -> None:
-    """Replay a request trace against one budget, by worker processes.
+    """Replay a request trace against one budget.
+
+    By worker processes, each with its own connection.
 
     TRACE.csv has a header line and the columns ContextTokens and GeneratedTokens (others are ignored); without one, a
     small made-up trace that comes with quota is used. For every row a worker holds ContextTokens x price in + ceiling x

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -15,6 +16,8 @@ from uuid import UUID
 import click
 
 __all__ = ["Screen", "number", "plain", "when"]
+
+_AMOUNT = re.compile(r"-|unlimited|\$?\d+(\.\d+)?")
 
 
 def number(value: Decimal | None, nothing: str = "-") -> str:
@@ -114,8 +117,8 @@ def framed(columns: Mapping[str, Sequence[str]], title: str | None = None) -> An
 
     table = Table(title=title, title_justify="left")
     for name, cells in columns.items():
-        amounts = all(cell == "-" or cell[:1].isdigit() for cell in cells)
-        table.add_column(Text(name), justify="right" if amounts and cells else "left", overflow="fold")
+        amounts = all(_AMOUNT.fullmatch(cell) for cell in cells)
+        table.add_column(Text(name), justify="right" if amounts else "left", overflow="fold")
     for row in zip(*columns.values(), strict=True):
         table.add_row(*(Text(cell) for cell in row))
     return table

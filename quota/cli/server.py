@@ -40,7 +40,10 @@ def _embedded_target(data: Path | None) -> Target:
 @click.option("--port", type=click.IntRange(0, 65535), help="Also listen on this port of 127.0.0.1; 0 chooses one.")
 @json_option
 def up(data: Path | None, port: int | None, as_json: bool) -> None:
-    """Start the embedded server, bring its schema to this release, and leave it running."""
+    """Start the embedded server and leave it running.
+
+    Its schema is brought to this release. Shows how to connect from psql and from programs.
+    """
     target, screen = _embedded_target(data), Screen(as_json)
     from quota import migrate as migrations
     from quota.embedded import EmbeddedServer, start_detached
@@ -116,7 +119,7 @@ def migrate(
     database_url: str | None,
     data: Path | None,
 ) -> None:
-    """Bring the schema of a database to REVISION, or to this release (head).
+    """Bring the schema to this release (head), or to REVISION.
 
     Safe under load: a revision waits at most two seconds for a lock and is tried again.
     """
@@ -186,9 +189,9 @@ def _migrate(target: Target, screen: Screen, revision: str, *, show: bool, back:
 @click.option("--all", "everything", is_flag=True, help="All files, in the order in which they are installed.")
 @json_option
 def sql(name: str | None, everything: bool, as_json: bool) -> None:
-    """Read the engine: its SQL files in order, or one of them. Needs no server.
+    """Read the engine: its SQL files, or one of them.
 
-    For a prompt on the data there is psql; `quota up` prints how to connect.
+    Needs no server. For a prompt on the data there is psql; `quota up` prints how to connect.
     """
     screen = Screen(as_json)
     chosen = engine.FILES if name is None else (name,)

@@ -35,6 +35,9 @@ A = TypeVar("A")
 P = ParamSpec("P")
 
 _CONNECT_S = 10
+_AWAY = (
+    "Start it, correct QUOTA_DATABASE_URL, or unset it for the embedded server; QUOTA_TIMEOUT_S sets how long to wait"
+)
 # Two migrations of one database at a time would get in each other's way: "quota" in ASCII.
 _MIGRATION_LOCK = 0x71756F7461
 
@@ -151,7 +154,7 @@ def opened(target: Target, screen: Screen, tenant: str | None) -> Iterator[Sessi
 def revision_of(client: Client) -> str | None:
     """Returns the revision of the installed schema; None where there is none. Errors: `NotAllowed`, `Unavailable`."""
     try:
-        rows = client.call(views.schema_revision())
+        rows = client.call(views.schema_revision(), timeout_s=client.timeout_s)
     except SchemaMismatch:  # no such table
         return None
     return str(rows[0]["version_num"]) if rows else None
@@ -164,6 +167,9 @@ def _require_schema(target: Target, client: Client, screen: Screen) -> None:
         found = revision_of(client)
     except NotAllowed:
         return  # a login without the right to look; a function that is missing will say so itself
+    except Unavailable as error:
+        reason = str(error).removeprefix("quota.views: ").rstrip(".?")
+        raise Unavailable(f"{target.shown} is away: {reason}. {_AWAY}") from error
     needed = migrate.head()
     if found == needed:
         return

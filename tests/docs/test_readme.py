@@ -1,6 +1,7 @@
 """What README and docs/ show is run: SQL, Python and shell blocks, in order, each language on a database of its own.
 
-Languages: `sql`, `python` and `sh` run; `console` and `text` only show. The set-up commands are what this run came from.
+Languages: `sql`, `python` and `sh` run; `console` and `text` only show. The set-up commands are what this run came
+from.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ def test_a_move_waits_for_a_hold_in_flight_and_is_then_refused(
 
 
 def test_an_adjust_that_waits_sees_the_freeze(ledger: Connection, database: str) -> None:
-    key = hold(ledger, "key:1", {"usd": 1})
+    key = hold(ledger, "key:1", {"usd": 1, "cost": 1})
     with connect(database) as other:
         with other.transaction():
             other.execute(ACCOUNT)
@@ -129,7 +129,7 @@ def test_an_adjust_that_waits_sees_the_freeze(ledger: Connection, database: str)
 
 
 def test_an_adjust_that_waits_sees_the_lower_cap(ledger: Connection, database: str) -> None:
-    key = hold(ledger, "key:1", {"usd": 1})
+    key = hold(ledger, "key:1", {"usd": 1, "cost": 1})
     with connect(database) as other:
         with other.transaction():
             other.execute(ACCOUNT)

@@ -1,4 +1,4 @@
-"""Roles, by logging in as each: a worker can call the worker functions and nothing else; a bound login sees one tenant."""
+"""Roles, by logging in as each: a worker calls the worker functions and nothing else; a bound login sees one tenant."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 
 from tests.server import Connection, connect
 
@@ -29,9 +29,8 @@ def login(database: str, conn: Connection, run_id: str, request: pytest.FixtureR
 
 def as_login(database: str, login: str) -> Connection:
     """Connects as the login; where only the server's own user may come in, takes its place in the session."""
-    details = conninfo_to_dict(database)
     try:
-        return connect(make_conninfo(**{**details, "user": login, "password": "secret"}))
+        return connect(make_conninfo(database, user=login, password="secret"))
     except psycopg.OperationalError:
         connection = connect(database)
         connection.execute(sql.SQL("SET SESSION AUTHORIZATION {}").format(sql.Identifier(login)))
