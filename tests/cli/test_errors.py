@@ -165,7 +165,7 @@ def commands(group: click.Group, path: tuple[str, ...] = ()) -> list[tuple[tuple
     return found
 
 
-COMMANDS = commands(cli)  # type: ignore[arg-type]
+COMMANDS = commands(cli)
 
 
 @pytest.mark.parametrize(("path", "command"), COMMANDS, ids=[" ".join(path) for path, _ in COMMANDS])
@@ -204,7 +204,7 @@ def _parsed(line: str) -> None:
 def test_the_top_help_lists_every_command_and_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     ended = said(capsys, "--help")
     assert ended.code == 0
-    for name in cli.commands:  # type: ignore[attr-defined]
+    for name in cli.commands:
         assert f"\n  {name} " in ended.out
     for code in ("0", "1", "2", "3", "4", "5", "70"):
         assert f"\n    {code} " in ended.out
