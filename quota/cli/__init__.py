@@ -23,7 +23,7 @@ import click
 import quota
 from quota.cli import admin, ledger, server
 from quota.cli.demo import demo
-from quota.cli.failures import EXIT_CODES, PIPE_CLOSED, debugging, explained
+from quota.cli.failures import EXIT_CODES, PIPE_CLOSED, PipeClosed, debugging, explained
 from quota.cli.help import Sections, examples
 from quota.cli.replay import replay
 from quota.cli.screen import Screen
@@ -93,7 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     if not debugging():  # what the driver logs on the way comes back as the error that ends the command
-        logging.getLogger("psycopg").addHandler(logging.NullHandler())
+        logging.getLogger("psycopg").propagate = False
+        logging.getLogger("psycopg").handlers = [logging.NullHandler()]
     try:
         result = cli.main(args=list(arguments), prog_name="quota", standalone_mode=False)
         sys.stdout.flush()
@@ -101,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         return 2
-    except BrokenPipeError:
+    except (PipeClosed, BrokenPipeError):
         # Whoever read the output has gone; nothing more may be written, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED

@@ -22,10 +22,15 @@ from quota.errors import (
 )
 from quota.trace import TraceError
 
-__all__ = ["EXIT_CODES", "Failure", "explained"]
+__all__ = ["EXIT_CODES", "Failure", "PipeClosed", "debugging", "explained"]
 
 OK, REFUSED, USAGE, UNAVAILABLE, SCHEMA, NOT_ALLOWED, FAULT = 0, 1, 2, 3, 4, 5, 70
 INTERRUPTED, PIPE_CLOSED = 130, 141
+
+
+class PipeClosed(Exception):  # noqa: N818 - nobody's error
+    """Whoever read the output has gone."""
+
 
 EXIT_CODES = {
     OK: "done; a reservation was granted, the books are right, the cap was held",

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
+
+from quota.cli.failures import PipeClosed
 
 __all__ = ["Ordered", "Sections", "examples"]
 
@@ -28,6 +32,13 @@ class Sections(Ordered):
     """
 
     sections: dict[str, tuple[str, ...]] = {}  # noqa: RUF012 - set once, where the commands are
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the command; a reader that left is told apart from a refusal, which click does not do."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise PipeClosed from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """Writes one block per heading."""

@@ -13,8 +13,8 @@ from tests.server import connect, with_database
 ID = "01890a5d-ac96-774b-bcce-b302099a8057"
 
 
-def test_a_reservation_from_a_shell(team: Quota) -> None:
-    reserved = team("reserve", "key:42", "usd=0.25", "--quiet")
+def test_a_reservation_from_a_shell(team: Quota, shell: Quota) -> None:
+    reserved = shell("reserve", "key:42", "usd=0.25", "--quiet")
     assert reserved.code == 0
     identity = reserved.out.strip()
     assert UUID(identity).version == 7
@@ -22,7 +22,7 @@ def test_a_reservation_from_a_shell(team: Quota) -> None:
     (hold,) = team("holds", "--json").rows
     assert (hold["reservation"], hold["held"], hold["overdue"]) == (identity, {"usd": "0.25"}, False)
 
-    settled = team("settle", identity, "usd=0.31", "--json")
+    settled = shell("settle", identity, "usd=0.31", "--json")
     assert settled.code == 0
     assert settled.document == {
         "reservation": identity, "state": "settled", "late": False, "replayed": False, "overage": {"usd": "0.06"},
@@ -36,7 +36,7 @@ def test_a_reservation_from_a_shell(team: Quota) -> None:
     assert [row["entry"] for row in team("ledger", "--reservation", identity, "--json").rows] == [
         row["entry"] for row in rows
     ]
-    text = team("balance", "key:42").out.splitlines()
+    text = shell("balance", "team:a").out.splitlines()
     assert text[0].split()[:3] == ["subject", "limit", "unit"]
     assert text[1].split()[:7] == ["team:a", "lifetime", "usd", "budget", "50", "0.31", "0"]
     assert "\x1b" not in "".join(text)
@@ -46,7 +46,7 @@ def test_amounts_stay_exact(team: Quota) -> None:
     granted = team("reserve", "key:42", "usd=49.999999999999", "--json").document
     assert granted["granted"] is True
     assert granted["reserved"] == "49.999999999999"
-    (row,) = team("balance", "key:42", "--json").rows
+    (row,) = team("balance", "team:a", "--json").rows
     assert (row["reserved"], row["available"]) == ("49.999999999999", "0.000000000001")
 
 

@@ -194,7 +194,7 @@ def _parsed(line: str) -> None:
         context = None
         words = words[1:]
         while isinstance(group, click.Group):
-            _name, command, words = group.resolve_command(click.Context(group), list(words))
+            __, command, words = group.resolve_command(click.Context(group), list(words))
             assert command is not None
             group = command
         context = group.make_context(group.name, list(words))
