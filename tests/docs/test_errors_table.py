@@ -31,7 +31,7 @@ def test_the_database_has_the_same_codes(tx_conn: Connection) -> None:
 def test_the_database_has_no_others(tx_conn: Connection) -> None:
     found = tx_conn.execute(
         "SELECT DISTINCT (regexp_matches(prosrc, '''(QT[0-9]{3})''', 'g'))[1] FROM pg_proc"
-        " WHERE pronamespace IN ('quota'::regnamespace, 'quota_internal'::regnamespace) ORDER BY 1"
+        " WHERE oid = 'quota_internal.sqlstate_of(text)'::regprocedure ORDER BY 1"
     ).fetchall()
     assert [sqlstate for (sqlstate,) in found] == [sqlstate for _, sqlstate, *_ in TABLE[1:]]
 

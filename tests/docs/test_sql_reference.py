@@ -19,7 +19,7 @@ ROLES = ("quota_worker", "quota_reader", "quota_admin", "quota_reaper")
 
 # What the text of the functions below them could raise, and what they pass rules out.
 RULED_OUT = {
-    "adjust": {"invalid_ttl", "unit_missing", "unknown_subject"},
+    "adjust": {"invalid_name", "invalid_ttl", "unit_missing", "unknown_subject"},
     "extend": {"invalid_argument"},
     "record": {"invalid_ttl"},
 }
