@@ -249,7 +249,7 @@ LANGUAGE plpgsql STABLE AS $$
 BEGIN
     IF require_unchanged.config_version
         <> (SELECT t.config_version FROM quota_internal.tenants t WHERE t.name = require_unchanged.tenant) THEN
-        RAISE EXCEPTION USING ERRCODE = 'QT000';
+        RAISE EXCEPTION USING ERRCODE = 'QT099';
     END IF;
 END
 $$;
@@ -326,11 +326,13 @@ BEGIN
     IF NOT FOUND THEN
         RETURN NULL;
     END IF;
+    PERFORM quota_internal.require_tenant(replay.tenant);
     IF r.state = 'held' AND r.expires_at <= quota_internal.clock() THEN
         PERFORM quota_internal.expire(replay.tenant, ARRAY[replay.id]);
         SELECT * INTO r FROM quota_internal.reservations x WHERE x.tenant = replay.tenant AND x.id = replay.id;
     END IF;
     differs := CASE
+        WHEN r.outcome = 'record' THEN 'it is a record'
         WHEN r.subject <> replay.subject THEN format('subject "%s", first "%s"', replay.subject, r.subject)
         WHEN r.also <> replay.also THEN format('also %s, first %s', replay.also, r.also)
         WHEN r.costs <> replay.costs THEN format('costs %s, first %s', replay.costs, r.costs)
@@ -532,7 +534,7 @@ BEGIN
             -- Nothing inserted: a limit, tier, lineage or freeze has changed, or the same id was faster. Or a rival of the same
             -- id took its time to fail, and the hold would be born overdue.
             IF NOT FOUND OR reserve.id IS NOT NULL AND d.expires_at <= quota_internal.clock() THEN
-                RAISE EXCEPTION USING ERRCODE = 'QT000';
+                RAISE EXCEPTION USING ERRCODE = 'QT099';
             END IF;
             PERFORM quota_internal.take(reserve.tenant, j.standings, j.at, d.expires_at, j.next_expiry);
 
@@ -547,7 +549,7 @@ BEGIN
                 RETURN d;
             END IF;
             RETURN quota_internal.conclude(d, j.standings);
-        EXCEPTION WHEN SQLSTATE 'QT000' THEN
+        EXCEPTION WHEN SQLSTATE 'QT099' THEN
             d := NULL;
         END;
     END LOOP;

@@ -92,7 +92,7 @@ BEGIN
             d := quota_internal.conclude(d, quota_internal.standings_of(r));
             d.replayed := false;
             RETURN d;
-        EXCEPTION WHEN SQLSTATE 'QT000' THEN
+        EXCEPTION WHEN SQLSTATE 'QT099' THEN
             NULL;
         END;
     END LOOP;

@@ -60,7 +60,7 @@ BEGIN
             WHERE t.name = record.tenant AND t.config_version = j.config_version
             ON CONFLICT (tenant, id) DO NOTHING;
             IF NOT FOUND THEN
-                RAISE EXCEPTION USING ERRCODE = 'QT000';
+                RAISE EXCEPTION USING ERRCODE = 'QT099';
             END IF;
             PERFORM quota_internal.book(record.tenant, j.standings, j.at);
             INSERT INTO quota_internal.entries
@@ -70,7 +70,7 @@ BEGIN
             RETURNING entries.id INTO entry;
             replayed := false;
             RETURN;
-        EXCEPTION WHEN SQLSTATE 'QT000' THEN
+        EXCEPTION WHEN SQLSTATE 'QT099' THEN
             NULL;
         END;
     END LOOP;
