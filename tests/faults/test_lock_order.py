@@ -139,6 +139,28 @@ def test_a_reserve_decided_anew_holds_no_account_while_it_closes_overdue_holds(c
         assert waiting.word() == "ok"
 
 
+def test_a_reserve_that_has_closed_overdue_holds_waits_for_no_further_one(conn: Connection, database: str) -> None:
+    """While it closed one, another fell due, and whoever has that one's row wants the account next."""
+    set_clock(conn, NOON)
+    budget(conn, "user:1", 50)
+    hold(conn, "user:1", {"usd": 40}, ttl="1 minute")
+    second = hold(conn, "user:1", {"usd": 10}, ttl="2 minutes")
+    advance(conn, "1 minute")
+    with connect(database) as other, connect(database) as third:
+        with third.transaction():
+            third.execute(LOCK_RESERVATION, (second,))
+            with other.transaction():
+                other.execute(LOCK_ACCOUNTS, ("user:1",))
+                waiting = Background(database, "reserve", "user:1", {"usd": 45})
+                waiting.must_block(conn)
+                advance(conn, "1 minute")
+            if waiting.blocked(conn):
+                with third.transaction():  # what a settle of that hold would do next
+                    third.execute("SET LOCAL lock_timeout = '5s'")
+                    third.execute(LOCK_ACCOUNTS, ("user:1",))
+        assert waiting.word() == "ok"
+
+
 @pytest.mark.parametrize("round_", range(3))
 def test_everything_at_once_never_deadlocks(conn: Connection, database: str, round_: int) -> None:
     """Reserves over two subjects, settles, reapers, new limits, freezes: any mix, each a transaction of its own."""
@@ -160,8 +182,9 @@ def test_everything_at_once_never_deadlocks(conn: Connection, database: str, rou
     calls += [("freeze", ("user:a", "why"), {}), ("unfreeze", ("user:a",), {}), ("repair", (), {})]
     chance.shuffle(calls)
     answers = in_parallel(database, calls)
-    states = [each.sqlstate for each in answers if isinstance(each, psycopg.Error)]
-    assert [each for each in states if each is not None and not each.startswith("QT")] == []
+    errors = [each for each in answers if isinstance(each, psycopg.Error)]
+    surfaced = [each for each in errors if not (each.sqlstate or "").startswith("QT")]
+    assert [f"{each}\n{each.diag.message_detail}\n{each.diag.context}" for each in surfaced] == []
 
 
 # -- the clock is read after the locks --------------------------------------------------------------------------------
