@@ -121,3 +121,19 @@ def test_a_reaper_and_a_late_settle_at_once_book_the_true_cost(conn: Connection,
         assert [str(x) for x in spent_reserved(conn, subject)] == ["3.2", "0"]
         assert [kind for kind, _ in entries(conn, key)] == ["late"]
         assert balance(conn, subject)["reserved"] == 0
+
+
+def test_a_reserve_that_waits_for_an_overdue_hold_finds_it_settled(conn: Connection, database: str) -> None:
+    """It means to close what is in its way; a late settle was first, and the hold is not closed a second time."""
+    set_clock(conn, NOON)
+    budget(conn, "user:1", 50, on_expiry="charge")
+    key = hold(conn, "user:1", {"usd": 40}, ttl="1 minute")
+    advance(conn, "1 minute")
+    with connect(database) as other:
+        with other.transaction():
+            call(other, "settle", key, {"usd": 10})
+            waiting = Background(database, "reserve", "user:1", {"usd": 20})
+            waiting.must_block(conn)
+        assert waiting.row()["granted"]
+    assert value(conn, "SELECT state FROM quota.reservations WHERE reservation = %s", key) == "settled"
+    assert spent_reserved(conn, "user:1") == (10, 20)
