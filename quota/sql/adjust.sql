@@ -40,6 +40,7 @@ BEGIN
     PERFORM quota_internal.require_not_decreased(r, r.held || r.booked || given.by_value);
     FOR i IN 1 .. cardinality(given.units) LOOP
         held := greatest((r.held -> given.units[i])::numeric, (r.booked -> given.units[i])::numeric);
+        PERFORM quota_internal.require_whole_slots(r, given.units[i], given.amounts[i]);
         IF given.amounts[i] > held THEN
             raises.units := raises.units || given.units[i];
             raises.amounts := raises.amounts || given.amounts[i] - held;
@@ -138,11 +139,6 @@ BEGIN
     FOREACH a IN ARRAY quota_internal.accounts_of(r) LOOP
         surplus := (r.held -> a.unit)::numeric - (totals -> a.unit)::numeric;
         CONTINUE WHEN surplus IS NULL OR surplus <= 0;
-        IF a.kind = 'concurrency' AND surplus <> trunc(surplus) THEN
-            PERFORM quota_internal.fail('invalid_amount',
-                format('%s of "%s" is not a whole number of slots', totals -> a.unit, a.unit),
-                'Concurrency is counted in whole slots.');
-        END IF;
         returned := 0;
         returned_now := 0;
         FOR i IN REVERSE cardinality(r.line_accounts) .. 1 LOOP

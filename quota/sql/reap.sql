@@ -91,6 +91,13 @@ BEGIN
         SELECT r.id FROM quota_internal.reservations r
         WHERE r.tenant = close_overdue_in_the_way.tenant AND r.state = 'held' AND r.expires_at >= since AND r.expires_at <= at
             AND r.line_accounts && in_the_way
+            -- Only what still holds something in the window that refuses.
+            AND EXISTS (
+                SELECT FROM unnest(r.line_accounts, r.line_windows, r.line_held, r.line_booked)
+                    l(account, window_start, held, booked)
+                JOIN quota_internal.accounts a ON a.tenant = r.tenant AND a.id = l.account
+                    AND l.window_start IS NOT DISTINCT FROM a.window_start
+                WHERE l.account = ANY (in_the_way) AND l.held > l.booked)
         ORDER BY r.expires_at
         LIMIT 1000
     ) r;

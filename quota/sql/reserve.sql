@@ -484,6 +484,7 @@ DECLARE
     charge boolean := on_expiry IS NOT DISTINCT FROM 'charge';
     d quota.decision;
     j quota_internal.judgement;
+    closed boolean := false;
 BEGIN
     PERFORM quota_internal.require_hold_arguments(reserve.ttl, reserve.headroom, reserve.on_expiry, reserve.details);
     parsed := quota_internal.parse_costs(reserve.costs);
@@ -505,8 +506,14 @@ BEGIN
         ELSIF j.frozen THEN
             EXIT;
         ELSIF j.refused THEN
-            CONTINUE WHEN j.stale AND quota_internal.close_overdue_in_the_way(reserve.tenant, j.standings, j.ids, j.at);
-            EXIT;
+            IF NOT closed AND j.stale
+                AND quota_internal.close_overdue_in_the_way(reserve.tenant, j.standings, j.ids, j.at)
+            THEN
+                closed := true;
+                CONTINUE;
+            END IF;
+            -- What fell due since is discounted under the locks: to wait for its row with accounts locked could be a deadlock.
+            EXIT WHEN NOT (closed AND j.stale);
         END IF;
 
         -- A block that can be left: its locks go with it, so that deciding anew begins without any (no deadlock).

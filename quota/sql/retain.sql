@@ -12,6 +12,10 @@ DECLARE
     accounts bigint[];
 BEGIN
     PERFORM quota_internal.require_tenant(retain.tenant);
+    IF retain.max IS NULL OR retain.max < 1 THEN
+        PERFORM quota_internal.fail('invalid_argument', format('max %s is not at least 1', coalesce(retain.max::text, 'null')),
+            'Pass how many reservations one call may delete, such as 10000.');
+    END IF;
     before := quota_internal.clock() - (SELECT t.keep FROM quota_internal.tenants t WHERE t.name = retain.tenant);
     SELECT coalesce(array_agg(x.id), '{}') INTO gone
     FROM (

@@ -41,6 +41,42 @@ BEGIN
 END
 $$;
 
+-- Slots are whole, whatever their unit is called.
+CREATE OR REPLACE FUNCTION quota_internal.require_whole_slots(r quota_internal.reservations, unit text, amount numeric)
+RETURNS void
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    IF amount <> trunc(amount) AND EXISTS (
+        SELECT FROM quota_internal.accounts a
+        WHERE a.tenant = r.tenant AND a.id = ANY (r.line_accounts) AND a.kind = 'concurrency'
+            AND a.unit = require_whole_slots.unit)
+    THEN
+        PERFORM quota_internal.fail('invalid_amount', format('%s of "%s" is not a whole number of slots', amount, unit),
+            'Concurrency is counted in whole slots.');
+    END IF;
+END
+$$;
+
+-- A correction may not take what a credit has taken back already.
+CREATE OR REPLACE FUNCTION quota_internal.require_not_below_credits(r quota_internal.reservations, totals jsonb) RETURNS void
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    c record;
+BEGIN
+    SELECT a.unit, sum(x.credited) AS credited INTO c
+    FROM unnest(r.line_accounts, quota_internal.credited(r)) x(account, credited)
+    JOIN quota_internal.accounts a ON a.tenant = r.tenant AND a.id = x.account
+    GROUP BY a.id, a.unit
+    HAVING sum(x.credited) > (totals ->> a.unit)::numeric
+    LIMIT 1;
+    IF FOUND THEN
+        PERFORM quota_internal.fail('total_decreased',
+            format('%s of "%s" is below the %s that was credited on reservation %s', totals ->> c.unit, c.unit, c.credited, r.id),
+            'What was credited is taken back already: send a total that is not below it.');
+    END IF;
+END
+$$;
+
 -- No total may fall below what is booked already.
 CREATE OR REPLACE FUNCTION quota_internal.require_not_decreased(r quota_internal.reservations, totals jsonb) RETURNS void
 LANGUAGE plpgsql IMMUTABLE AS $$
@@ -244,6 +280,7 @@ BEGIN
     IF given IS NOT NULL THEN
         PERFORM quota_internal.require_units_held(r, given);
         -- Slots are never booked: any final close frees them, whatever is said of them.
+        PERFORM quota_internal.require_whole_slots(r, 'concurrency', (given -> 'concurrency')::numeric);
         given := given - 'concurrency';
     END IF;
     -- Units left out: a final settle books their hold, a partial one leaves them as they are.
@@ -263,6 +300,7 @@ BEGIN
                 'Settle it finally: late usage is booked in full.');
         END IF;
         PERFORM quota_internal.require_not_decreased(r, totals);
+        PERFORM quota_internal.require_not_below_credits(r, totals);
         kinds := ARRAY['late', 'late', 'correction_down'];
         late := true;
     ELSE
@@ -280,6 +318,7 @@ BEGIN
             replayed := true;
             RETURN;
         END IF;
+        PERFORM quota_internal.require_not_below_credits(r, totals);
         kinds := ARRAY['correction_up', 'correction_up', 'correction_down'];
     END IF;
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import quota.config
+import quota.fleet
+import quota.trace
 import quota.errors
 from quota.errors import ERRORS, Misuse, QuotaError
 from tests.docs.markdown import DOCS, tables

@@ -38,19 +38,21 @@ CREATE OR REPLACE FUNCTION quota_internal.valid_period(period text) RETURNS text
 LANGUAGE plpgsql STABLE SET intervalstyle = 'postgres' AS $$
 DECLARE
     length interval;
+    whole boolean := false;
 BEGIN
     IF period IS NULL OR period IN ('day', 'week', 'month') THEN
         RETURN period;
     END IF;
     BEGIN
         length := period::interval;
+        -- No negative part: every window must end after it starts, wherever it opens. Bounded before its parts are looked at.
+        whole := length > '0' AND length <= interval '100 years' AND extract(month FROM length) >= 0
+            AND extract(year FROM length) >= 0 AND extract(day FROM length) >= 0
+            AND length - date_trunc('day', length) >= '0';
     EXCEPTION WHEN data_exception THEN
-        NULL;
+        whole := false;
     END;
-    -- Not even a negative part: every window must end after it starts, wherever it opens.
-    IF length > '0' AND extract(month FROM length) >= 0 AND extract(year FROM length) >= 0 AND extract(day FROM length) >= 0
-        AND length - justify_hours(length) >= '-1 year' AND length <= interval '100 years'
-    THEN
+    IF whole THEN
         RETURN length::text;
     END IF;
     PERFORM quota_internal.fail('invalid_argument', format('"%s" is no period', left(period, 60)),
