@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import quota.config
+import quota.errors
 import quota.fleet
 import quota.trace
-import quota.errors
 from quota.errors import ERRORS, Misuse, QuotaError
 from tests.docs.markdown import DOCS, tables
 from tests.server import Connection
