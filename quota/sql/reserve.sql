@@ -12,6 +12,7 @@ LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     r quota_internal.resolution;
+    bound boolean := false;
 BEGIN
     FOR attempt IN 1 .. 100 LOOP
         IF cardinality(subjects) = 1 THEN
@@ -44,7 +45,9 @@ BEGIN
             PERFORM quota_internal.require_ttl(ttl, r.ttl_maximum);
         ELSIF r.unbound THEN
             PERFORM quota_internal.bind(tenant, r.lineage);
+            bound := true;
         ELSE
+            r.bound := bound;
             RETURN r;
         END IF;
     END LOOP;
@@ -161,8 +164,9 @@ BEGIN
     IF NOT costs.units <@ j.covered THEN
         PERFORM quota_internal.require_covered(subjects[1], costs.units, j.covered);
     END IF;
-    IF r.frozen THEN
-        j.frozen := true;
+    IF r.frozen OR r.bound THEN
+        j.frozen := r.frozen;
+        j.bound := r.bound;
     END IF;
     RETURN j;
 END
@@ -214,7 +218,7 @@ BEGIN
         charged := charged || (a.kind <> 'concurrency' AND (charge OR a.on_expiry = 'charge'));
         covered := covered || a.unit;
     END LOOP;
-    RETURN ROW(config_version, at, standings, refused, stale, false, ids, windows, amounts, charged, covered,
+    RETURN ROW(config_version, at, standings, refused, stale, false, false, ids, windows, amounts, charged, covered,
         polling_hint_s, 'infinity')::quota_internal.judgement;
 END
 $$;
@@ -312,8 +316,12 @@ BEGIN
 END
 $$;
 
--- The answer for an id that is known already; null when it is not. An overdue hold met here is closed first.
-CREATE OR REPLACE FUNCTION quota_internal.replay(tenant text, id uuid, subject text, also text[], costs jsonb) RETURNS quota.decision
+-- The answer for an id that is known already; null when it is not. With locked, the row is locked, although nothing may change:
+-- a stale snapshot fails here, the answer waits for a standby as the hold did, and an overdue hold is closed. A caller that may
+-- hold accounts already must not wait for it.
+CREATE OR REPLACE FUNCTION quota_internal.replay(
+    tenant text, id uuid, subject text, also text[], costs jsonb, locked boolean
+) RETURNS quota.decision
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -321,15 +329,21 @@ DECLARE
     d quota.decision;
     differs text;
 BEGIN
-    -- Locked, although nothing may change: a stale snapshot fails here, and the answer waits for a standby as the hold did.
-    SELECT * INTO r FROM quota_internal.reservations x WHERE x.tenant = replay.tenant AND x.id = replay.id FOR NO KEY UPDATE;
-    IF NOT FOUND THEN
+    IF locked THEN
+        SELECT * INTO r FROM quota_internal.reservations x
+        WHERE x.tenant = replay.tenant AND x.id = replay.id FOR NO KEY UPDATE;
+    ELSE
+        SELECT * INTO r FROM quota_internal.reservations x WHERE x.tenant = replay.tenant AND x.id = replay.id;
+    END IF;
+    IF r.id IS NULL THEN
         RETURN NULL;
     END IF;
     PERFORM quota_internal.require_tenant(replay.tenant);
     IF r.state = 'held' AND r.expires_at <= quota_internal.clock() THEN
-        PERFORM quota_internal.expire(replay.tenant, ARRAY[replay.id]);
-        SELECT * INTO r FROM quota_internal.reservations x WHERE x.tenant = replay.tenant AND x.id = replay.id;
+        IF locked THEN
+            PERFORM quota_internal.expire(replay.tenant, ARRAY[replay.id]);
+        END IF;
+        r.state := 'expired';
     END IF;
     differs := CASE
         WHEN r.outcome = 'record' THEN 'it is a record'
@@ -484,7 +498,8 @@ DECLARE
     charge boolean := on_expiry IS NOT DISTINCT FROM 'charge';
     d quota.decision;
     j quota_internal.judgement;
-    closed boolean := false;
+    bound boolean := false;
+    old_snapshot boolean := quota_internal.snapshot_is_old();
 BEGIN
     PERFORM quota_internal.require_hold_arguments(reserve.ttl, reserve.headroom, reserve.on_expiry, reserve.details);
     parsed := quota_internal.parse_costs(reserve.costs);
@@ -493,31 +508,27 @@ BEGIN
         subjects := subjects || also;
     END IF;
     FOR attempt IN 1 .. 100 LOOP
+        IF old_snapshot THEN
+            PERFORM FROM quota_internal.tenants t WHERE t.name = reserve.tenant FOR SHARE;
+        END IF;
         IF reserve.id IS NOT NULL THEN
-            d := quota_internal.replay(reserve.tenant, reserve.id, reserve.subject, also, parsed.by_value);
+            d := quota_internal.replay(
+                reserve.tenant, reserve.id, reserve.subject, also, parsed.by_value, locked => attempt = 1);
             IF d.reservation IS NOT NULL THEN
                 RETURN d;
             END IF;
         END IF;
         j := quota_internal.judge(reserve.tenant, subjects, ttl, parsed, headroom, charge);
-        IF quota_internal.snapshot_is_old() THEN
-            PERFORM FROM quota_internal.tenants t WHERE t.name = reserve.tenant FOR SHARE;
-            EXIT WHEN j.frozen;
-        ELSIF j.frozen THEN
-            EXIT;
-        ELSIF j.refused THEN
-            IF NOT closed AND j.stale
-                AND quota_internal.close_overdue_in_the_way(reserve.tenant, j.standings, j.ids, j.at)
-            THEN
-                closed := true;
-                CONTINUE;
-            END IF;
-            -- What fell due since is discounted under the locks: to wait for its row with accounts locked could be a deadlock.
-            EXIT WHEN NOT (closed AND j.stale);
-        END IF;
+        bound := bound OR j.bound;
+        EXIT WHEN j.frozen OR j.refused AND NOT j.stale AND NOT old_snapshot;
 
         -- A block that can be left: its locks go with it, so that deciding anew begins without any (no deadlock).
         BEGIN
+            -- Overdue holds in the way are closed, their rows before any account. A call that has bound accounts holds those
+            -- already: it must not wait for rows, and discounts the holds instead.
+            IF j.refused AND NOT bound AND NOT old_snapshot THEN
+                EXIT WHEN NOT quota_internal.close_overdue_in_the_way(reserve.tenant, j.standings, j.ids, j.at);
+            END IF;
             j := quota_internal.judge_locked(reserve.tenant, j, parsed, headroom, charge);
             IF j.stale THEN
                 j := quota_internal.judge_discounted(reserve.tenant, j, parsed, headroom, charge, false);
@@ -563,7 +574,7 @@ BEGIN
 
     -- Refused; unless the same id was faster: then its answer is the answer.
     IF reserve.id IS NOT NULL THEN
-        d := quota_internal.replay(reserve.tenant, reserve.id, reserve.subject, also, parsed.by_value);
+        d := quota_internal.replay(reserve.tenant, reserve.id, reserve.subject, also, parsed.by_value, locked => false);
         IF d.reservation IS NOT NULL THEN
             RETURN d;
         END IF;

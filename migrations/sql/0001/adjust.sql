@@ -56,10 +56,10 @@ BEGIN
     END IF;
 
     FOR attempt IN 1 .. 100 LOOP
-        lineage := quota_internal.resolve(r.tenant, r.subject || r.also, NULL);
         IF quota_internal.snapshot_is_old() THEN
             PERFORM FROM quota_internal.tenants t WHERE t.name = r.tenant FOR SHARE;
         END IF;
+        lineage := quota_internal.resolve(r.tenant, r.subject || r.also, NULL);
         -- A block that can be left: its locks go with it, so that deciding anew holds no account.
         BEGIN
             PERFORM quota_internal.lock_accounts(r.tenant, r.line_accounts);

@@ -31,10 +31,10 @@ BEGIN
             replayed := true;
             RETURN;
         END IF;
-        j := quota_internal.judge(record.tenant, subjects, NULL, parsed, 0, false);
         IF quota_internal.snapshot_is_old() THEN
             PERFORM FROM quota_internal.tenants t WHERE t.name = record.tenant FOR SHARE;
         END IF;
+        j := quota_internal.judge(record.tenant, subjects, NULL, parsed, 0, false);
         -- A block that can be left: its locks go with it, so that beginning anew holds none.
         BEGIN
             j := quota_internal.judge_locked(record.tenant, j, parsed, 0, false);

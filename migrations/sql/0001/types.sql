@@ -45,7 +45,8 @@ CREATE TYPE quota_internal.resolution AS (
     ttl_maximum interval,
     lineage text[],
     frozen boolean,
-    unbound boolean          -- some account does not carry the definition in force yet
+    unbound boolean,         -- some account does not carry the definition in force yet
+    bound boolean            -- this call has bound accounts, and so holds their locks
 );
 
 -- All accounts of a request, judged at one instant, in lock order; their lines side by side; and what was seen on the way.
@@ -56,6 +57,7 @@ CREATE TYPE quota_internal.judgement AS (
     refused boolean,
     stale boolean,           -- some account may have overdue holds
     frozen boolean,
+    bound boolean,           -- the call holds account locks already
     ids bigint[],
     windows timestamptz[],
     amounts numeric[],
