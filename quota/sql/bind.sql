@@ -63,10 +63,12 @@ BEGIN
         in_force = f.subject IS NOT NULL,
         binding_version = version
     FROM quota_internal.accounts b
-    LEFT JOIN quota_internal.limits_in_force f
-        ON f.tenant = bind.tenant AND f.subject = b.subject AND f.limit_name = b.limit_name
+    -- Named subjects on both sides: else the view is evaluated for the whole tenant.
+    LEFT JOIN (
+        SELECT i.* FROM quota_internal.limits_in_force i WHERE i.tenant = bind.tenant AND i.subject = ANY (bind.subjects)
+    ) f ON f.subject = b.subject AND f.limit_name = b.limit_name
     WHERE a.tenant = bind.tenant AND a.subject = ANY (bind.subjects)
-        AND b.tenant = a.tenant AND b.id = a.id;
+        AND b.tenant = bind.tenant AND b.subject = ANY (bind.subjects) AND b.id = a.id;
     UPDATE quota_internal.subjects s
     SET binding_version = version
     WHERE s.tenant = bind.tenant AND s.name = ANY (bind.subjects);
