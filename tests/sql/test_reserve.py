@@ -281,3 +281,12 @@ def test_a_generated_id_is_a_uuid_of_version_7(ledger: Connection) -> None:
     budget(ledger, "user:1", 50)
     keys = [hold(ledger, "user:1", {"usd": 1}) for _ in range(3)]
     assert {key.version for key in keys} == {7}
+
+
+def test_a_grant_shows_the_refund_of_an_overdue_hold_that_it_did_not_need(ledger: Connection) -> None:
+    bucket(ledger, "user:1", 10, 0, "rate", unit="usd")
+    assert call(ledger, "reserve", "user:1", {"usd": 4}, ttl="1 minute")["granted"]
+    set_clock(ledger, "2026-05-04 13:00:00+00")
+    answer = reserve(ledger, "user:1", {"usd": 1})
+    assert [(row["level"], row["reserved"]) for row in answer["remaining"]] == [("9", "1")]
+    assert balance(ledger, "user:1", "rate")["level"] == 9

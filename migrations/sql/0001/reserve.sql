@@ -474,6 +474,8 @@ DECLARE
     discounted quota_internal.accounts[] := quota_internal.discount(stored, j.at, refund_buckets);
 BEGIN
     j := quota_internal.judge_accounts(discounted, j.config_version, j.polling_hint_s, costs, headroom, charge, j.at);
+    -- Judged as if they were closed, they are about all the same: what is shown must count them.
+    j.stale := true;
     j.next_expiry := CASE WHEN discounted = stored THEN quota_internal.next_expiry(tenant, j.at) ELSE '-infinity' END;
     RETURN j;
 END
