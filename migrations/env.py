@@ -1,5 +1,4 @@
-"""Alembic's environment: one transaction a revision, short waits for locks, and the connection that quota.migrate
-hands over."""
+"""Alembic's environment: one transaction a revision, short waits for locks, the database that quota.migrate names."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Migrations: the schema of a database, brought to the state that this release works with.
 
 Alembic runs frozen SQL (``migrations/``). A revision that cannot get its lock within two seconds is rolled back and
-tried
-again, so that reserves on a live database wait for milliseconds, never for a queue.
+tried again, so that reserves on a live database wait for milliseconds, never for a queue.
 """
 
 from __future__ import annotations
@@ -116,9 +115,8 @@ def upgrade(url: str, revision: str = "head", *, attempts: int = 30, report: Cal
     """Brings a database to a revision.
 
     Arguments: ``url``; ``revision``, default the newest; ``attempts``, how often a revision that does not get its
-    lock is
-    tried, about a second apart; ``report``, told of every retry. Errors: ``OperationalError`` when the last attempt
-    fails too.
+    lock is tried, about a second apart; ``report``, told of every retry. Errors: ``OperationalError`` when the last
+    attempt fails too.
     """
     _patiently(lambda: command.upgrade(_config(url), revision), attempts, report)
 

@@ -1,15 +1,12 @@
 """The private tables of the ledger: the truth of what is stored, and why.
 
 All of them live in the schema ``quota_internal``; nobody but the owner of the schema touches them. The public
-functions in
-``quota/sql/`` write them, the views in ``quota/sql/views.sql`` read them. Constraints are named as sentences,
-because their
-name is what an operator sees when one of them fires.
+functions in ``quota/sql/`` write them, the views in ``quota/sql/views.sql`` read them. Constraints are named as
+sentences, because their name is what an operator sees when one of them fires.
 
 Two rules hold for every table that belongs to a tenant: ``tenant`` leads its primary key, its unique keys and its
-foreign
-keys (so that a distributed PostgreSQL can keep a tenant on one node), and every text column compares byte by byte
-(collation ``C``), so that the lock order is the same on every machine.
+foreign keys (so that a distributed PostgreSQL can keep a tenant on one node), and every text column compares byte by
+byte (collation ``C``), so that the lock order is the same on every machine.
 """
 
 from __future__ import annotations
@@ -56,11 +53,9 @@ tenants = Table(
     metadata,
     Column("name", NAME, nullable=False),
     # Moves with every change of a limit, tier, lineage or freeze of this tenant. A reserve reads it with what it
-    # resolved and
-    # once more after its locks: the same number means that nothing it relied on has changed.
+    # resolved and once more after its locks: the same number means that nothing it relied on has changed.
     Column("config_version", BigInteger, nullable=False, server_default=text("1")),
-    # Moves when a definition that many subjects share (a kind's, a tier's) changes: whoever was bound before binds
-    # anew.
+    # Moves when a definition that many subjects share (a kind's, a tier's) changes: the subjects then bind anew.
     Column("binding_version", BigInteger, nullable=False, server_default=text("1")),
     Column("ttl_maximum", Interval, nullable=False, server_default=text("'24:00:00'::interval")),
     Column("polling_hint_s", AMOUNT, nullable=False, server_default=text("1")),
@@ -208,10 +203,9 @@ limits = Table(
     comment="Named rules on subjects and on kinds.",
 )
 
-# The three tables below are written by every call and carry no CHECK: PostgreSQL parses each constraint's text anew
-# for every
-# statement that writes, which took a third of the cost of an account's update (docs/decisions/0004). Only the functions
-# of the engine write them, and check() watches what the constraints would.
+# The three tables below are written by every call and carry no CHECK: PostgreSQL parses each constraint's text anew for
+# every statement that writes, which took a third of an account's update (docs/decisions/0004). Only the functions of
+# the engine write them, and check() watches what the constraints would.
 accounts = Table(
     "accounts",
     metadata,
@@ -219,8 +213,7 @@ accounts = Table(
     Column("id", BigInteger, Identity(always=True), nullable=False),
     Column("subject", NAME, nullable=False),
     Column("limit_name", NAME, nullable=False),
-    # The definition in force, copied here by bind() so that the hot path reads one row and the guard compares within
-    # it.
+    # The definition in force, copied here by bind(): the hot path reads one row, and the guard compares within it.
     *_limit_columns(),
     Column("on_expiry", NAME, nullable=False),
     Column("required", Boolean, nullable=False),
