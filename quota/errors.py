@@ -320,6 +320,15 @@ def fate(error: BaseException) -> Fate:
     return Fate.REJECTED
 
 
+def misuse(sqlstate: str, message: str, remedy: str | None = None) -> Misuse:
+    """Returns the error that the database has named by its code: raised, or in the row of a batch.
+
+    Arguments: `sqlstate`, `QT0xx`; `message`; `remedy`, what to do. Result: of the class of the code; a plain `Misuse`
+    for a code of a newer schema.
+    """
+    return _BY_SQLSTATE.get(sqlstate, Misuse)(message, remedy)
+
+
 def from_database_error(error: psycopg.Error) -> QuotaError | None:
     """Translates what the database reported into this library's tree.
 
@@ -336,10 +345,8 @@ def from_database_error(error: psycopg.Error) -> QuotaError | None:
         return None
     message = error.diag.message_primary or str(error)
     hint = error.diag.message_hint
-    if state in _BY_SQLSTATE:
-        return _BY_SQLSTATE[state](message, hint)
     if state.startswith("QT"):
-        return Misuse(message, hint)  # of a newer schema
+        return misuse(state, message, hint)
     if state.startswith("22"):  # data exceptions: a value that cannot be what the function takes
         return InvalidArgument(f"invalid_argument: {message}", hint)
     if state == _INSUFFICIENT_PRIVILEGE:

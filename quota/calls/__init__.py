@@ -36,6 +36,7 @@ from quota.calls.answers import (
     Violation,
 )
 from quota.calls.base import Amount, Call, Costs, Function
+from quota.calls.batches import BATCH_MAX, ReleaseMany, ReserveMany, SettleMany
 from quota.calls.worker import (
     Adjust,
     Balance,
@@ -50,6 +51,7 @@ from quota.calls.worker import (
 )
 
 __all__ = [
+    "BATCH_MAX",
     "FAIL_OPEN",
     "Adjust",
     "Amount",
@@ -74,12 +76,14 @@ __all__ = [
     "Record",
     "Recorded",
     "Release",
+    "ReleaseMany",
     "Released",
     "RemoveLimit",
     "Repair",
     "Repaired",
     "Reservation",
     "Reserve",
+    "ReserveMany",
     "RetireSubject",
     "RetireTier",
     "Row",
@@ -87,6 +91,7 @@ __all__ = [
     "SetRateTier",
     "SetTierLimit",
     "Settle",
+    "SettleMany",
     "Settlement",
     "Standing",
     "Unfreeze",

@@ -1,10 +1,10 @@
 """The engine, in the order in which it is read and installed: one family of functions a file.
 
-``types`` and ``clock`` come first, then what callers send (``errors``, ``units``), the arithmetic of one account
-(``limits``), how an answer is put together (``answers``) and which definition is in force (``bind``). Then the life of
-a reservation: ``reserve``, ``reap``, ``settle``, ``adjust``, ``record``. Then what is read (``balance``, ``check``,
-``views``), what operators do (``tenants``, ``subjects``, ``definitions``, ``tiers``, ``retain``) and who may do it
-(``append_only``, ``grants``).
+``types``, ``batch_types`` and ``clock`` come first, then what callers send (``errors``, ``units``), the arithmetic of
+one account (``limits``), how an answer is put together (``answers``) and which definition is in force (``bind``). Then
+the life of a reservation (``reserve``, ``reap``, ``settle``, ``adjust``, ``record``), and many at once
+(``reserve_many``, ``settle_many``). Then what is read (``balance``, ``check``, ``views``), what operators do
+(``tenants``, ``subjects``, ``definitions``, ``tiers``, ``retain``) and who may do it (``append_only``, ``grants``).
 
 The files are the current truth. What a database runs was installed by a migration from a frozen copy of them
 (``migrations/sql/``); a test holds the newest copies to these files, byte for byte.
@@ -16,6 +16,7 @@ from pathlib import Path
 
 FILES = (
     "types",
+    "batch_types",
     "clock",
     "errors",
     "units",
@@ -27,6 +28,8 @@ FILES = (
     "settle",
     "adjust",
     "record",
+    "reserve_many",
+    "settle_many",
     "balance",
     "check",
     "tenants",

@@ -25,11 +25,6 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT (at AT TIME ZONE 'UTC' + span) AT TIME ZONE 'UTC'
 $$;
 
-CREATE OR REPLACE FUNCTION quota_internal.seconds(span interval) RETURNS numeric
-LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
-    SELECT extract(epoch FROM span)
-$$;
-
 -- The first instant of a local date. PostgreSQL reads a repeated midnight as its second passage and a skipped one by the offset
 -- before the gap; a day begins at the first passage, or where the gap ends.
 CREATE OR REPLACE FUNCTION quota_internal.first_instant(day date, time_zone text) RETURNS timestamptz

@@ -32,7 +32,10 @@ GRANT EXECUTE ON FUNCTION
     quota.adjust(uuid, jsonb, text),
     quota.extend(uuid, interval, text),
     quota.record(text, jsonb, uuid, text[], jsonb, text),
-    quota.ensure_subject(text, text, text)
+    quota.ensure_subject(text, text, text),
+    quota.reserve_many(text[], jsonb[], uuid[], interval[], jsonb[], numeric[], text[], jsonb[], boolean, text),
+    quota.settle_many(uuid[], jsonb[], boolean[], text[], jsonb[], boolean, text),
+    quota.release_many(uuid[], jsonb[], boolean, text)
 TO quota_worker, quota_admin;
 
 GRANT EXECUTE ON FUNCTION quota.balance(text, text) TO quota_worker, quota_reader, quota_admin;

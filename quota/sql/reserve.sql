@@ -73,7 +73,7 @@ BEGIN
     IF FOUND THEN
         PERFORM quota_internal.require_subject_name(missing);
         PERFORM quota_internal.fail('unknown_subject',
-            format('there is no subject %s in tenant "%s"', coalesce('"' || left(missing, 220) || '"', 'null'), tenant),
+            format('there is no subject "%s" in tenant "%s"', missing, tenant),
             'Create it with quota.create_subject or quota.ensure_subject, or correct the spelling.');
     END IF;
 END
