@@ -266,6 +266,8 @@ reservations = Table(
     Column("outcome", NAME),
     Column("late", Boolean, nullable=False, server_default=text("false")),
     Column("details", JSONB, nullable=False, server_default=text("'{}'::jsonb")),
+    # Once settled: the totals that partial settles had booked before, so that the final one repeated is a replay.
+    Column("partial", JSONB),
     PrimaryKeyConstraint("tenant", "id", name="reservations_pkey"),
     # Open holds by expiry: the reaper's queue.
     Index("reservations_open_by_expiry", "tenant", "expires_at", postgresql_where=text("state = 'held'::text")),

@@ -17,6 +17,43 @@ BEGIN
 END
 $$;
 
+-- Where the accounts stand that a raise asks for more, and whether each has it.
+CREATE OR REPLACE FUNCTION quota_internal.judge_raises(
+    r quota_internal.reservations, accounts quota_internal.accounts[], raises quota_internal.costs, at timestamptz,
+    polling_hint_s numeric
+) RETURNS quota_internal.standing[]
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    a quota_internal.accounts;
+    standings quota_internal.standing[] := '{}';
+BEGIN
+    FOREACH a IN ARRAY accounts LOOP
+        CONTINUE WHEN a.unit <> ALL (raises.units);
+        IF NOT a.in_force THEN
+            -- Counted, not tested: the limit was removed after the hold was taken.
+            a.capacity := NULL;
+        END IF;
+        standings := standings || quota_internal.stand(
+            a, quota_internal.requested(a, raises), r.headroom, at, polling_hint_s);
+    END LOOP;
+    RETURN standings;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION quota_internal.refuses(standings quota_internal.standing[]) RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    s quota_internal.standing;
+BEGIN
+    FOREACH s IN ARRAY standings LOOP
+        IF s.reason IS NOT NULL THEN
+            RETURN true;
+        END IF;
+    END LOOP;
+    RETURN false;
+END
+$$;
+
 CREATE OR REPLACE FUNCTION quota.adjust(id uuid, costs jsonb, tenant text DEFAULT 'default') RETURNS quota.decision
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
@@ -26,10 +63,9 @@ DECLARE
     r quota_internal.reservations;
     d quota.decision;
     lineage quota_internal.resolution;
-    a quota_internal.accounts;
-    s quota_internal.standing;
+    accounts quota_internal.accounts[];
     standings quota_internal.standing[];
-    refused boolean;
+    swept boolean := false;
     at timestamptz;
     held numeric;
 BEGIN
@@ -62,6 +98,11 @@ BEGIN
         lineage := quota_internal.resolve(r.tenant, r.subject || r.also, NULL);
         -- A block that can be left: its locks go with it, so that deciding anew holds no account.
         BEGIN
+            IF swept THEN
+                -- Rows that others have locked are left alone: this call has one already.
+                PERFORM quota_internal.close_overdue_in_the_way(
+                    r.tenant, standings, r.line_accounts, at, wait_for_rows => false);
+            END IF;
             PERFORM quota_internal.lock_accounts(r.tenant, r.line_accounts);
             PERFORM quota_internal.require_unchanged(r.tenant, lineage.config_version);
             IF raises.units <> '{}' AND lineage.frozen THEN
@@ -72,21 +113,21 @@ BEGIN
                 RETURN d;
             END IF;
             at := quota_internal.clock();
-            standings := '{}';
-            refused := false;
-            FOREACH a IN ARRAY quota_internal.discount(quota_internal.accounts_of(r), at, false) LOOP
-                CONTINUE WHEN a.unit <> ALL (raises.units);
-                IF NOT a.in_force THEN
-                    -- Counted, not tested: the limit was removed after the hold was taken.
-                    a.capacity := NULL;
+            accounts := quota_internal.accounts_of(r);
+            standings := quota_internal.judge_raises(r, accounts, raises, at, lineage.polling_hint_s);
+            IF quota_internal.refuses(standings) AND NOT swept THEN
+                -- Overdue holds may be in the way: begin anew and close them before any account is locked.
+                swept := true;
+                RAISE EXCEPTION USING ERRCODE = 'QT099';
+            END IF;
+            IF swept THEN
+                standings := quota_internal.judge_raises(
+                    r, quota_internal.discount(accounts, at, false), raises, at, lineage.polling_hint_s);
+                IF quota_internal.refuses(standings) THEN
+                    d.granted := false;
+                    RETURN quota_internal.conclude(d, quota_internal.judge_raises(
+                        r, quota_internal.discount(accounts, at), raises, at, lineage.polling_hint_s));
                 END IF;
-                s := quota_internal.stand(a, quota_internal.requested(a, raises), r.headroom, at, lineage.polling_hint_s);
-                standings := standings || s;
-                refused := refused OR s.reason IS NOT NULL;
-            END LOOP;
-            IF refused THEN
-                d.granted := false;
-                RETURN quota_internal.conclude(d, standings);
             END IF;
             r := quota_internal.resize(r, given.by_value, standings, at);
             d.replayed := true;

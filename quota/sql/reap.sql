@@ -70,9 +70,11 @@ END
 $$;
 
 -- Before a refusal: closes overdue holds of the accounts that refuse, oldest first, as the reaper would. True if it closed any.
--- All accounts that the caller is about to lock are locked together with those of the holds, in the one order.
+-- All accounts that the caller is about to lock are locked together with those of the holds, in the one order. A caller that has
+-- locks already says which it must not wait for.
 CREATE OR REPLACE FUNCTION quota_internal.close_overdue_in_the_way(
-    tenant text, standings quota_internal.standing[], ids bigint[], at timestamptz
+    tenant text, standings quota_internal.standing[], ids bigint[], at timestamptz,
+    wait_for_rows boolean DEFAULT true, wait_for_accounts boolean DEFAULT true
 ) RETURNS boolean
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -86,6 +88,9 @@ BEGIN
     FROM unnest(standings) s
     JOIN quota_internal.accounts a ON a.tenant = close_overdue_in_the_way.tenant AND a.id = s.account
     WHERE s.reason IS NOT NULL AND s.reserved > 0 AND a.earliest_expiry <= close_overdue_in_the_way.at;
+    IF in_the_way IS NULL THEN
+        RETURN false;
+    END IF;
     SELECT array_agg(r.id) INTO overdue
     FROM (
         SELECT r.id FROM quota_internal.reservations r
@@ -102,7 +107,7 @@ BEGIN
         LIMIT 1000
     ) r;
     IF overdue IS NOT NULL THEN
-        PERFORM quota_internal.expire(close_overdue_in_the_way.tenant, overdue, ids);
+        PERFORM quota_internal.expire(close_overdue_in_the_way.tenant, overdue, ids, wait_for_rows, wait_for_accounts);
         RETURN true;
     END IF;
     SELECT count(*) INTO seen
@@ -147,35 +152,67 @@ BEGIN
 END
 $$;
 
+-- Locks these holds, if they are open and overdue, by id; then their accounts and some more, in the one order. Returns those to
+-- close. Whoever must not wait skips what others have locked, with every hold that needs it.
+CREATE OR REPLACE FUNCTION quota_internal.lock_due(
+    tenant text, ids uuid[], also_lock bigint[], wait_for_rows boolean, wait_for_accounts boolean
+) RETURNS uuid[]
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    at timestamptz := quota_internal.clock();
+    due uuid[];
+    accounts bigint[];
+    locked bigint[];
+BEGIN
+    IF wait_for_rows THEN
+        due := ARRAY(
+            SELECT r.id FROM quota_internal.reservations r
+            WHERE r.tenant = lock_due.tenant AND r.id = ANY (lock_due.ids) AND r.state = 'held' AND r.expires_at <= at
+            ORDER BY r.id
+            FOR NO KEY UPDATE);
+    ELSE
+        due := ARRAY(
+            SELECT r.id FROM quota_internal.reservations r
+            WHERE r.tenant = lock_due.tenant AND r.id = ANY (lock_due.ids) AND r.state = 'held' AND r.expires_at <= at
+            ORDER BY r.id
+            FOR NO KEY UPDATE SKIP LOCKED);
+    END IF;
+    accounts := ARRAY(
+        SELECT l.account FROM quota_internal.reservations r CROSS JOIN unnest(r.line_accounts) l(account)
+        WHERE r.tenant = lock_due.tenant AND r.id = ANY (due)
+        UNION SELECT unnest(lock_due.also_lock));
+    IF wait_for_accounts THEN
+        PERFORM quota_internal.lock_accounts(lock_due.tenant, accounts);
+        RETURN due;
+    END IF;
+    locked := ARRAY(
+        SELECT a.id FROM quota_internal.accounts a
+        WHERE a.tenant = lock_due.tenant AND a.id = ANY (accounts)
+        ORDER BY a.subject, a.limit_name
+        FOR NO KEY UPDATE SKIP LOCKED);
+    RETURN ARRAY(
+        SELECT r.id FROM quota_internal.reservations r
+        WHERE r.tenant = lock_due.tenant AND r.id = ANY (due) AND r.line_accounts <@ locked);
+END
+$$;
+
 -- Closes these holds if they are open and overdue: what is left of each returns, or is booked where its line says so.
 CREATE OR REPLACE FUNCTION quota_internal.expire(
-    tenant text, ids uuid[], also_lock bigint[] DEFAULT '{}', OUT released bigint, OUT charged bigint
+    tenant text, ids uuid[], also_lock bigint[] DEFAULT '{}', wait_for_rows boolean DEFAULT true,
+    wait_for_accounts boolean DEFAULT true, OUT released bigint, OUT charged bigint
 )
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    due uuid[];
-    at timestamptz;
+    due uuid[] := quota_internal.lock_due(tenant, ids, also_lock, wait_for_rows, wait_for_accounts);
+    at timestamptz := quota_internal.clock();
 BEGIN
     released := 0;
     charged := 0;
-    at := quota_internal.clock();
-    SELECT array_agg(x.id) INTO due
-    FROM (
-        SELECT r.id FROM quota_internal.reservations r
-        WHERE r.tenant = expire.tenant AND r.id = ANY (expire.ids) AND r.state = 'held' AND r.expires_at <= at
-        ORDER BY r.id
-        FOR NO KEY UPDATE
-    ) x;
-    IF due IS NULL THEN
-        PERFORM quota_internal.lock_accounts(expire.tenant, expire.also_lock);
+    IF due = '{}' THEN
         RETURN;
     END IF;
-    PERFORM quota_internal.lock_accounts(expire.tenant, ARRAY(
-        SELECT l.account FROM quota_internal.reservations r CROSS JOIN unnest(r.line_accounts) l(account)
-        WHERE r.tenant = expire.tenant AND r.id = ANY (due)
-        UNION SELECT unnest(expire.also_lock)));
-    at := greatest(at, quota_internal.clock());
 
     UPDATE quota_internal.accounts a
     SET reserved = a.reserved - x.returned - x.booked,

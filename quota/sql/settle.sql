@@ -333,6 +333,7 @@ BEGIN
     UPDATE quota_internal.reservations x
     SET state = settle.state,
         booked = totals,
+        partial = CASE WHEN settle.final AND x.state <> 'settled' THEN NULLIF(x.booked, '{}') ELSE x.partial END,
         line_booked = posted.line_booked,
         closed_at = CASE WHEN settle.final THEN posted.posted_at END,
         outcome = CASE WHEN settle.final THEN settle.outcome END,
@@ -366,16 +367,18 @@ BEGIN
 END
 $$;
 
--- The whole hold by unit: what a unit settles at when nobody says otherwise. Never below what is booked.
+-- The whole hold by unit: what a unit settles at when nobody says otherwise. Never below what was booked before the final settle.
 CREATE OR REPLACE FUNCTION quota_internal.whole(r quota_internal.reservations) RETURNS jsonb
 LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    before jsonb := CASE WHEN r.state = 'settled' THEN r.partial WHEN r.booked <> '{}' THEN r.booked END;
 BEGIN
-    IF r.state = 'settled' OR r.booked = '{}' THEN
+    IF before IS NULL THEN
         RETURN r.held;
     END IF;
     RETURN r.held || (
         SELECT coalesce(jsonb_object_agg(b.key, b.value), '{}')
-        FROM jsonb_each(r.booked) b
+        FROM jsonb_each(before) b
         WHERE b.value::numeric > (r.held -> b.key)::numeric);
 END
 $$;

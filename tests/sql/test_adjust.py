@@ -93,6 +93,19 @@ def test_a_bucket_gives_and_takes(ledger: Connection) -> None:
     assert balance(ledger, "user:1", "rate")["level"] == 9
 
 
+def test_a_raise_closes_the_overdue_holds_in_its_way(ledger: Connection) -> None:
+    bucket(ledger, "user:1", 10, 0)
+    overdue = hold(ledger, "user:1", {"cost": 6}, ttl="1 minute")
+    key = hold(ledger, "user:1", {"cost": 4})
+    advance(ledger, "2 minutes")
+    with nothing_changes(ledger):
+        assert outcome(ledger, "adjust", key, {"cost": 4}) == "replayed"
+    assert outcome(ledger, "adjust", key, {"cost": 9}) == "ok"
+    assert value(ledger, "SELECT state FROM quota.reservations WHERE reservation = %s", overdue) == "expired"
+    assert balance(ledger, "user:1", "rate")["level"] == 1
+    assert outcome(ledger, "adjust", key, {"cost": 11}) == "refused:rate"
+
+
 def test_slots_are_whole(ledger: Connection) -> None:
     slots(ledger, "user:1", 5)
     key = hold(ledger, "user:1", {"usd": 1, "concurrency": 2})

@@ -290,3 +290,14 @@ def test_a_grant_shows_the_refund_of_an_overdue_hold_that_it_did_not_need(ledger
     answer = reserve(ledger, "user:1", {"usd": 1})
     assert [(row["level"], row["reserved"]) for row in answer["remaining"]] == [("9", "1")]
     assert balance(ledger, "user:1", "rate")["level"] == 9
+
+
+def test_a_reserve_that_binds_accounts_closes_what_is_in_its_way(ledger: Connection) -> None:
+    call(ledger, "set_limit", "user:*", "rate", "usd", "bucket", 10, 0)
+    call(ledger, "create_subject", "user:2")
+    overdue = hold(ledger, "user:2", {"usd": 8}, ttl="1 minute")
+    advance(ledger, "2 minutes")
+    # The kind's numbers change: the next reserve binds the account anew, and holds its lock then.
+    call(ledger, "set_limit", "user:*", "rate", "usd", "bucket", 9, 0)
+    hold(ledger, "user:2", {"usd": 9})
+    assert value(ledger, "SELECT state FROM quota.reservations WHERE reservation = %s", overdue) == "expired"

@@ -11,7 +11,10 @@ from psycopg.conninfo import make_conninfo
 
 from tests.server import Connection, connect
 
-WORKER = {"reserve", "settle", "release", "adjust", "extend", "record", "balance", "ensure_subject"}
+WORKER = {
+    "adjust", "balance", "ensure_subject", "extend", "record", "release", "release_many", "reserve", "reserve_many",
+    "settle", "settle_many",
+}  # fmt: skip
 READER = {"balance", "check"}
 REAPER = {"reap"}
 ROLES = {"quota_worker": WORKER, "quota_reader": READER, "quota_reaper": REAPER}

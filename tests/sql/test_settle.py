@@ -129,6 +129,16 @@ def test_partial_settles_are_totals_never_steps(ledger: Connection) -> None:
     assert [amount for _, amount in entries(ledger, key)] == [30, 30, 40, 20, 10]
 
 
+def test_the_whole_hold_again_after_a_partial_settle_above_it_is_a_replay(ledger: Connection) -> None:
+    key = hold(ledger, "user:1", {"cost": 100})
+    call(ledger, "settle", key, {"cost": 120}, False)
+    assert call(ledger, "settle", key)["overage"] == {"cost": "20"}
+    assert call(ledger, "settle", key)["replayed"]
+    assert call(ledger, "settle", key, {"cost": 120})["replayed"]
+    with misuse(ledger, "already_settled", "120"):
+        call(ledger, "settle", key, {"cost": 100})
+
+
 @pytest.mark.parametrize(
     ("named", "error"),
     [

@@ -527,9 +527,10 @@ BEGIN
         -- A block that can be left: its locks go with it, so that deciding anew begins without any (no deadlock).
         BEGIN
             -- Overdue holds in the way are closed, their rows before any account. A call that has bound accounts holds those
-            -- already: it must not wait for rows, and discounts the holds instead.
-            IF j.refused AND NOT bound AND NOT old_snapshot THEN
-                EXIT WHEN NOT quota_internal.close_overdue_in_the_way(reserve.tenant, j.standings, j.ids, j.at);
+            -- already: it must not wait, closes what is free and discounts the rest.
+            IF j.refused AND NOT old_snapshot THEN
+                EXIT WHEN NOT quota_internal.close_overdue_in_the_way(
+                    reserve.tenant, j.standings, j.ids, j.at, NOT bound, NOT bound) AND NOT bound;
             END IF;
             j := quota_internal.judge_locked(reserve.tenant, j, parsed, headroom, charge);
             IF j.stale THEN

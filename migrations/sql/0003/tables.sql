@@ -1,0 +1,1 @@
+ALTER TABLE quota_internal.reservations ADD COLUMN partial JSONB;
