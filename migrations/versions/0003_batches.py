@@ -22,25 +22,29 @@ def upgrade() -> None:
     op.execute(
         "DROP FUNCTION quota_internal.close_overdue_in_the_way(text, quota_internal.standing[], bigint[], timestamptz)"
     )
-    install(revision, "tables", "batch_types", "clock", "reserve", "reap", "settle", "adjust")
+    install(revision, "tables", "batch_types", "clock", "units", "reserve", "reap", "settle", "adjust")
     install(revision, "reserve_many", "settle_many", "grants")
 
 
 def downgrade() -> None:
+    # With the types go the functions that speak of them: reserve_many, settle_many, release_many and their parts.
+    op.execute("DROP TYPE quota.batch_decision, quota.batch_settlement, quota.batch_release CASCADE")
+    op.execute("DROP TYPE quota_internal.batch_request, quota_internal.batch_group CASCADE")
+    op.execute("DROP TYPE quota_internal.batch_closing, quota_internal.batch_change CASCADE")
+    op.execute("DROP FUNCTION quota_internal.require_batch(text, integer, anyarray, boolean)")
+    op.execute("DROP FUNCTION quota_internal.require_flag(text, boolean)")
+    op.execute("DROP FUNCTION quota_internal.fail_batch(integer, text, text, text)")
+    op.execute("DROP FUNCTION quota_internal.batch_costs(jsonb)")
+    op.execute("DROP FUNCTION quota_internal.lock_batch(text, uuid[])")
+    op.execute("DROP FUNCTION quota_internal.is_amount(numeric)")
     op.execute(
-        "DROP FUNCTION quota.reserve_many"
-        "(text[], jsonb[], uuid[], interval[], jsonb[], numeric[], text[], jsonb[], boolean, text)"
+        "DROP FUNCTION quota_internal.judge_sums"
+        "(quota_internal.accounts[], numeric[], numeric[], timestamptz, numeric)"
     )
-    op.execute("DROP FUNCTION quota.settle_many(uuid[], jsonb[], boolean[], text[], jsonb[], boolean, text)")
-    op.execute("DROP FUNCTION quota.release_many(uuid[], jsonb[], boolean, text)")
-    op.execute("DROP FUNCTION quota_internal.require_batch(text, integer, integer, integer)")
     op.execute(
-        "DROP FUNCTION quota_internal.reserve_one"
-        "(integer, text, jsonb, interval, uuid, text[], numeric, text, jsonb, text)"
+        "DROP FUNCTION quota_internal.after_hold(quota_internal.accounts, quota_internal.standing, timestamptz)"
     )
-    op.execute("DROP FUNCTION quota_internal.settle_one(integer, uuid, jsonb, boolean, text, jsonb, text)")
-    op.execute("DROP FUNCTION quota_internal.release_one(integer, uuid, jsonb, text)")
-    op.execute("DROP TYPE quota.batch_decision, quota.batch_settlement, quota.batch_release")
+    op.execute("DROP FUNCTION quota_internal.lock_touched(text, quota_internal.accounts[], bigint[])")
     op.execute("DROP FUNCTION quota_internal.expire(text, uuid[], bigint[], boolean, boolean)")
     op.execute("DROP FUNCTION quota_internal.lock_due(text, uuid[], bigint[], boolean, boolean)")
     op.execute(
@@ -53,5 +57,5 @@ def downgrade() -> None:
     )
     op.execute("DROP FUNCTION quota_internal.refuses(quota_internal.standing[])")
     op.execute("ALTER TABLE quota_internal.reservations DROP COLUMN partial")
-    install("0001", "clock", "reserve", "reap", "settle", "adjust")
+    install("0001", "clock", "units", "reserve", "reap", "settle", "adjust")
     install("0002", "grants")

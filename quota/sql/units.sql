@@ -25,10 +25,15 @@ BEGIN
 END
 $$;
 
+CREATE OR REPLACE FUNCTION quota_internal.is_amount(exact numeric) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT exact >= 0 AND exact < 1000000000000000000 AND min_scale(exact) <= 12
+$$;
+
 CREATE OR REPLACE FUNCTION quota_internal.require_amount(what text, exact numeric) RETURNS void
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 BEGIN
-    IF exact >= 0 AND exact < 1000000000000000000 AND min_scale(exact) <= 12 THEN
+    IF quota_internal.is_amount(exact) THEN
         RETURN;
     END IF;
     IF exact >= 1000000000000000000 AND exact <> 'NaN' AND exact <> 'Infinity' THEN

@@ -303,6 +303,7 @@ DECLARE
     s quota_internal.standing;
 BEGIN
     FOREACH s IN ARRAY standings LOOP
+        CONTINUE WHEN s.account IS NULL;
         UPDATE quota_internal.accounts a
         SET spent = quota_internal.in_window(a.spent, a.window_end, at),
             reserved = quota_internal.in_window(a.reserved, a.window_end, at) + s.requested,

@@ -1,4 +1,198 @@
 -- settle_many and release_many: many reservations of one tenant closed in one transaction, each as settle or release would.
+--
+-- Most members of a batch are plain: an open hold that is not overdue, settled or released as a whole, once. They are booked
+-- together: every account is written once, holds and entries in one statement each. The others (late, partial, corrections, replays,
+-- errors) follow one by one, in order, by settle and release themselves.
+
+-- Locks the reservations by id, then all their accounts in the one order; overdue holds are closed, as the reaper would.
+CREATE OR REPLACE FUNCTION quota_internal.lock_batch(
+    tenant text, ids uuid[], OUT open quota_internal.reservations[], OUT accs quota_internal.accounts[]
+)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    at timestamptz;
+    due uuid[];
+    accounts bigint[];
+BEGIN
+    IF NOT EXISTS (SELECT FROM quota_internal.tenants t WHERE t.name = lock_batch.tenant)
+        OR EXISTS (SELECT FROM quota_internal.logins g WHERE g.role = session_user AND g.tenant <> lock_batch.tenant)
+    THEN
+        PERFORM quota_internal.require_tenant(lock_batch.tenant);
+    END IF;
+    open := ARRAY(
+        SELECT r FROM quota_internal.reservations r
+        WHERE r.tenant = lock_batch.tenant AND r.id = ANY (lock_batch.ids)
+        ORDER BY r.id
+        FOR NO KEY UPDATE);
+    open := ARRAY(SELECT r FROM unnest(open) r WHERE r.state = 'held');
+    accounts := ARRAY(SELECT DISTINCT l.account FROM unnest(open) r CROSS JOIN LATERAL unnest(r.line_accounts) l(account));
+    at := quota_internal.clock();
+    due := ARRAY(SELECT r.id FROM unnest(open) r WHERE r.expires_at <= at);
+    IF due <> '{}' THEN
+        PERFORM quota_internal.expire(lock_batch.tenant, due, accounts);
+        open := ARRAY(SELECT r FROM unnest(open) r WHERE r.expires_at > at);
+    END IF;
+    accs := ARRAY(
+        SELECT a FROM quota_internal.accounts a
+        WHERE a.tenant = lock_batch.tenant AND a.id = ANY (accounts)
+        ORDER BY a.subject, a.limit_name
+        FOR NO KEY UPDATE);
+END
+$$;
+
+-- The plain members: each open hold once, of one line an account, nothing booked of it so far, with totals that are in order.
+-- totals is null where the hold is released.
+CREATE OR REPLACE FUNCTION quota_internal.batch_closings(
+    open quota_internal.reservations[], accs quota_internal.accounts[], ids uuid[], costs jsonb[], finals boolean[],
+    outcomes text[], details jsonb[], releases boolean
+) RETURNS quota_internal.batch_closing[]
+LANGUAGE plpgsql STABLE SET enable_nestloop = off SET jit = off AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN ARRAY(
+        WITH request AS MATERIALIZED (
+            SELECT DISTINCT ON (q.id) q.id, q.n, q.costs, coalesce(q.final, true) AS final, coalesce(q.outcome, 'ok') AS outcome,
+                coalesce(q.details, '{}') AS details
+            FROM unnest(ids, costs, finals, outcomes, details) WITH ORDINALITY q(id, costs, final, outcome, details, n)
+            ORDER BY q.id, q.n
+        ), hold AS MATERIALIZED (
+            SELECT r.id, r.subject, r.held, r.line_accounts, r.line_windows, r.line_held FROM unnest(open) r WHERE r.booked = '{}'
+        ), shape AS MATERIALIZED (
+            SELECT s.line_accounts, array_agg(CASE WHEN a.kind <> 'concurrency' THEN a.unit END ORDER BY l.line) AS units
+            FROM (SELECT DISTINCT h.line_accounts FROM hold h) s
+            CROSS JOIN LATERAL unnest(s.line_accounts) WITH ORDINALITY l(account, line)
+            JOIN unnest(accs) a ON a.id = l.account
+            GROUP BY s.line_accounts
+            HAVING count(*) = count(DISTINCT l.account)
+        )
+        SELECT ROW(q.n, q.id, h.subject, h.held, CASE WHEN NOT releases THEN t.totals END, h.line_accounts, h.line_windows,
+            h.line_held, CASE
+                WHEN releases THEN array_fill(0::numeric, ARRAY[cardinality(s.units)])
+                WHEN cardinality(s.units) = 1 THEN ARRAY[coalesce((t.totals -> s.units[1])::numeric, 0)]
+                ELSE ARRAY(
+                    SELECT coalesce((t.totals -> u.unit)::numeric, 0) FROM unnest(s.units) WITH ORDINALITY u(unit, line)
+                    ORDER BY u.line)
+            END, CASE
+                WHEN releases OR q.costs IS NULL THEN false
+                WHEN cardinality(c.units) = 1 THEN c.amounts[1] > (h.held -> c.units[1])::numeric
+                ELSE EXISTS (SELECT FROM unnest(c.units, c.amounts) x(unit, amount) WHERE x.amount > (h.held -> x.unit)::numeric)
+            END, q.outcome, q.details)::quota_internal.batch_closing
+        FROM request q
+        JOIN hold h ON h.id = q.id
+        JOIN shape s ON s.line_accounts = h.line_accounts
+        CROSS JOIN LATERAL quota_internal.batch_costs(q.costs) c
+        CROSS JOIN LATERAL (
+            SELECT CASE WHEN q.costs IS NULL THEN h.held ELSE h.held || (c.by_value - 'concurrency') END AS totals OFFSET 0
+        ) t
+        WHERE q.final AND q.outcome IN ('ok', 'error', 'timeout', 'cancelled') AND jsonb_typeof(q.details) = 'object'
+            AND (q.costs IS NULL OR c.by_value IS NOT NULL AND h.held ?& c.units
+                AND NOT coalesce((c.by_value -> 'concurrency')::numeric % 1 <> 0, false)));
+END
+$$;
+
+CREATE OR REPLACE FUNCTION quota_internal.batch_changes(
+    closings quota_internal.batch_closing[], accs quota_internal.accounts[], at timestamptz) RETURNS quota_internal.batch_change[]
+LANGUAGE plpgsql STABLE SET enable_nestloop = off SET jit = off AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN ARRAY(
+        SELECT ROW(a.id, x.freed, x.spent,
+            CASE WHEN a.kind = 'bucket' THEN quota_internal.clamp(f.level + x.given, f.capacity) END,
+            a.kind = 'bucket' AND x.gives > 0 AND x.takes > 0 AND (f.level + x.gives > f.capacity OR f.level < x.takes)
+            )::quota_internal.batch_change
+        FROM (
+            SELECT l.account,
+                coalesce(sum(l.held) FILTER (WHERE l.window_start IS NOT DISTINCT FROM b.window_start), 0) AS freed,
+                coalesce(sum(l.booked) FILTER (
+                    WHERE b.kind = 'budget' AND l.window_start IS NOT DISTINCT FROM b.window_start), 0) AS spent,
+                sum(l.held - l.booked) AS given,
+                coalesce(sum(l.held - l.booked) FILTER (WHERE l.held > l.booked), 0) AS gives,
+                coalesce(sum(l.booked - l.held) FILTER (WHERE l.held < l.booked), 0) AS takes
+            FROM unnest(closings) c
+            CROSS JOIN LATERAL unnest(c.accounts, c.windows, c.line_held, c.line_booked) l(account, window_start, held, booked)
+            JOIN unnest(accs) b ON b.id = l.account
+            GROUP BY l.account
+        ) x
+        JOIN unnest(accs) a ON a.id = x.account
+        LEFT JOIN LATERAL (
+            SELECT n.capacity, quota_internal.refilled(a.level, a.level_at, n.capacity, n.refill_per_s, at) AS level
+            FROM quota_internal.numbers_in_force(a) n
+            WHERE a.kind = 'bucket'
+        ) f ON true);
+END
+$$;
+
+-- Writes the closings: accounts, entries, reservations.
+CREATE OR REPLACE FUNCTION quota_internal.batch_close(
+    tenant text, closings quota_internal.batch_closing[], changes quota_internal.batch_change[], at timestamptz
+) RETURNS void
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+    UPDATE quota_internal.accounts a
+    SET spent = a.spent + n.spent,
+        reserved = a.reserved - n.freed,
+        level = n.level,
+        level_at = greatest(a.level_at, CASE a.kind WHEN 'bucket' THEN batch_close.at END),
+        earliest_expiry = CASE WHEN a.reserved = n.freed THEN 'infinity' ELSE a.earliest_expiry END
+    FROM unnest(changes) n
+    WHERE a.tenant = batch_close.tenant AND a.id = n.id;
+
+    INSERT INTO quota_internal.entries
+        (tenant, at, kind, reservation, subject, line_accounts, line_windows, line_amounts)
+    SELECT batch_close.tenant, batch_close.at, 'settle', c.id, c.subject, c.accounts, c.windows, c.line_booked
+    FROM unnest(closings) c
+    WHERE NOT c.exceeds AND 0 < ALL (c.line_booked);
+    -- Lines without an amount have no place in an entry, and what exceeds a hold has an entry of its own.
+    INSERT INTO quota_internal.entries
+        (tenant, at, kind, reservation, subject, line_accounts, line_windows, line_amounts)
+    SELECT batch_close.tenant, batch_close.at, k.kind, c.id, c.subject, array_agg(l.account ORDER BY l.line),
+        array_agg(l.window_start ORDER BY l.line), array_agg(CASE k.kind WHEN 'settle' THEN l.within ELSE l.beyond END ORDER BY l.line)
+    FROM unnest(closings) c
+    CROSS JOIN LATERAL (
+        SELECT x.account, x.window_start, least(x.held, x.booked) AS within, greatest(x.booked - x.held, 0) AS beyond, x.line
+        FROM unnest(c.accounts, c.windows, c.line_held, c.line_booked) WITH ORDINALITY x(account, window_start, held, booked, line)
+    ) l
+    CROSS JOIN (VALUES (1, 'settle'), (2, 'overage')) k(n, kind)
+    WHERE (c.exceeds OR NOT 0 < ALL (c.line_booked)) AND CASE k.kind WHEN 'settle' THEN l.within ELSE l.beyond END > 0
+    GROUP BY c.n, c.id, c.subject, k.n, k.kind
+    ORDER BY c.n, k.n;
+
+    UPDATE quota_internal.reservations r
+    SET state = CASE WHEN c.totals IS NULL THEN 'released' ELSE 'settled' END,
+        booked = coalesce(c.totals, r.booked),
+        line_booked = c.line_booked,
+        closed_at = batch_close.at,
+        outcome = CASE WHEN c.totals IS NOT NULL THEN c.outcome END,
+        details = CASE WHEN c.details = '{}' THEN r.details ELSE r.details || c.details END
+    FROM unnest(closings) c
+    WHERE r.tenant = batch_close.tenant AND r.id = c.id;
+END
+$$;
+
+-- Closes the plain members of a batch; returns what it closed. All rows and accounts are locked afterwards.
+CREATE OR REPLACE FUNCTION quota_internal.close_plain(
+    tenant text, ids uuid[], costs jsonb[], finals boolean[], outcomes text[], details jsonb[], releases boolean
+) RETURNS quota_internal.batch_closing[]
+LANGUAGE plpgsql AS $$
+DECLARE
+    locked record;
+    closings quota_internal.batch_closing[];
+    changes quota_internal.batch_change[];
+    at timestamptz;
+BEGIN
+    locked := quota_internal.lock_batch(tenant, ids);
+    closings := quota_internal.batch_closings(locked.open, locked.accs, ids, costs, finals, outcomes, details, releases);
+    at := quota_internal.clock();
+    changes := quota_internal.batch_changes(closings, locked.accs, at);
+    IF EXISTS (SELECT FROM unnest(changes) x WHERE x.ordered) THEN
+        RETURN '{}';
+    END IF;
+    PERFORM quota_internal.batch_close(tenant, closings, changes, at);
+    RETURN closings;
+END
+$$;
 
 CREATE OR REPLACE FUNCTION quota_internal.settle_one(
     place integer, id uuid, costs jsonb, final boolean, outcome text, details jsonb, tenant text
@@ -39,13 +233,45 @@ CREATE OR REPLACE FUNCTION quota.settle_many(
     tenant text DEFAULT 'default'
 ) RETURNS SETOF quota.batch_settlement
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
+#variable_conflict use_column
+DECLARE
+    size integer := cardinality(settle_many.ids);
+    closings quota_internal.batch_closing[];
+    one quota.batch_settlement;
+    answers quota.batch_settlement[];
+    i integer;
 BEGIN
-    FOR i IN 1 .. coalesce(cardinality(ids), 0) LOOP
-        RETURN NEXT quota_internal.settle_one(i, ids[i], costs[i], coalesce(finals[i], true), coalesce(outcomes[i], 'ok'),
-            coalesce(details[i], '{}'), tenant);
+    PERFORM quota_internal.require_batch('ids', size, settle_many.ids, false);
+    PERFORM quota_internal.require_batch('costs', size, settle_many.costs, true);
+    PERFORM quota_internal.require_batch('finals', size, settle_many.finals, true);
+    PERFORM quota_internal.require_batch('outcomes', size, settle_many.outcomes, true);
+    PERFORM quota_internal.require_batch('details', size, settle_many.details, true);
+    PERFORM quota_internal.require_flag('atomic', atomic);
+    closings := quota_internal.close_plain(
+        settle_many.tenant, settle_many.ids, settle_many.costs, finals, outcomes, settle_many.details, releases => false);
+    answers := ARRAY(
+        SELECT ROW(c.n, c.id, 'settled', false, false,
+            CASE WHEN c.exceeds THEN quota_internal.overage(c.held, c.totals) ELSE '{}' END, NULL, NULL, NULL, NULL
+            )::quota.batch_settlement
+        FROM unnest(closings) c);
+    FOR i IN
+        SELECT n FROM generate_series(1, size) n
+        WHERE cardinality(closings) < size
+        EXCEPT SELECT c.n FROM unnest(closings) c
+        ORDER BY 1
+    LOOP
+        one := quota_internal.settle_one(i, settle_many.ids[i], settle_many.costs[i], coalesce(finals[i], true),
+            coalesce(outcomes[i], 'ok'), coalesce(settle_many.details[i], '{}'), settle_many.tenant);
+        IF atomic AND one.error IS NOT NULL THEN
+            PERFORM quota_internal.fail_batch(i, one.error_code, one.error_message, one.error_remedy);
+        END IF;
+        answers := answers || one;
     END LOOP;
+    RETURN QUERY SELECT x.* FROM unnest(answers) x ORDER BY x.position;
 END
 $$;
+COMMENT ON FUNCTION quota.settle_many(uuid[], jsonb[], boolean[], text[], jsonb[], boolean, text) IS
+    'Many settles in one transaction; an error spoils only its own member, or with atomic all of them.';
 
 CREATE OR REPLACE FUNCTION quota_internal.release_one(place integer, id uuid, details jsonb, tenant text)
 RETURNS quota.batch_release
@@ -80,9 +306,36 @@ CREATE OR REPLACE FUNCTION quota.release_many(
     tenant text DEFAULT 'default'
 ) RETURNS SETOF quota.batch_release
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
+#variable_conflict use_column
+DECLARE
+    size integer := cardinality(release_many.ids);
+    closings quota_internal.batch_closing[];
+    one quota.batch_release;
+    answers quota.batch_release[];
+    i integer;
 BEGIN
-    FOR i IN 1 .. coalesce(cardinality(ids), 0) LOOP
-        RETURN NEXT quota_internal.release_one(i, ids[i], coalesce(details[i], '{}'), tenant);
+    PERFORM quota_internal.require_batch('ids', size, release_many.ids, false);
+    PERFORM quota_internal.require_batch('details', size, release_many.details, true);
+    PERFORM quota_internal.require_flag('atomic', atomic);
+    closings := quota_internal.close_plain(
+        release_many.tenant, release_many.ids, NULL, NULL, NULL, release_many.details, releases => true);
+    answers := ARRAY(
+        SELECT ROW(c.n, c.id, 'released', false, NULL, NULL, NULL, NULL)::quota.batch_release FROM unnest(closings) c);
+    FOR i IN
+        SELECT n FROM generate_series(1, size) n
+        WHERE cardinality(closings) < size
+        EXCEPT SELECT c.n FROM unnest(closings) c
+        ORDER BY 1
+    LOOP
+        one := quota_internal.release_one(
+            i, release_many.ids[i], coalesce(release_many.details[i], '{}'), release_many.tenant);
+        IF atomic AND one.error IS NOT NULL THEN
+            PERFORM quota_internal.fail_batch(i, one.error_code, one.error_message, one.error_remedy);
+        END IF;
+        answers := answers || one;
     END LOOP;
+    RETURN QUERY SELECT x.* FROM unnest(answers) x ORDER BY x.position;
 END
 $$;
+COMMENT ON FUNCTION quota.release_many(uuid[], jsonb[], boolean, text) IS
+    'Many releases in one transaction; an error spoils only its own member, or with atomic all of them.';
