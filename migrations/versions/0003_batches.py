@@ -46,6 +46,7 @@ def downgrade() -> None:
     )
     op.execute("DROP FUNCTION quota_internal.lock_touched(text, quota_internal.accounts[], bigint[])")
     op.execute("DROP FUNCTION quota_internal.expire(text, uuid[], bigint[], boolean, boolean)")
+    op.execute("DROP FUNCTION quota_internal.present_accounts_of(quota_internal.reservations)")
     op.execute("DROP FUNCTION quota_internal.lock_due(text, uuid[], bigint[], boolean, boolean)")
     op.execute(
         "DROP FUNCTION quota_internal.close_overdue_in_the_way"

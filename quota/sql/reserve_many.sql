@@ -102,7 +102,8 @@ BEGIN
             FROM unnest(subjects, costs, ids, ttls, also, headrooms, on_expiries, details)
                 WITH ORDINALITY p(subject, costs, id, ttl, also, headroom, on_expiry, details, n)
         ) q
-        CROSS JOIN LATERAL quota_internal.batch_costs(q.costs) c);
+        CROSS JOIN LATERAL quota_internal.batch_costs(q.costs) c
+        ORDER BY q.n);
 END
 $$;
 

@@ -81,9 +81,13 @@ class Engine:
     def call(self, function: str, arguments: Mapping[str, object]) -> list[Answer]:
         """`SELECT * FROM quota.function(name => value, …)`. Misuse comes back as the model's exception."""
         named = ", ".join(f"{name} => %({name})s{_cast(name, value)}" for name, value in arguments.items())
+        return self.rows(f"SELECT * FROM quota.{function}({named})", arguments)
+
+    def rows(self, text: str, arguments: Mapping[str, object]) -> list[Answer]:
+        """What a statement answers. Misuse comes back as the model's exception."""
         try:
             with self._connection.cursor(row_factory=dict_row) as cursor:
-                cursor.execute(f"SELECT * FROM quota.{function}({named})".encode(), dict(arguments))
+                cursor.execute(text.encode(), dict(arguments))
                 return cursor.fetchall()
         except psycopg.Error as error:
             name = sqlstate_name(error.sqlstate)

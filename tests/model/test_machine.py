@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import invariant, run_state_machine_as_test
 
+from tests.model.batches import BatchEngine, BatchHistories
 from tests.model.engine import Answer, Engine, Json
 from tests.model.errors import ModelError
 from tests.model.histories import Histories
@@ -81,6 +82,18 @@ def test_the_model_keeps_its_own_books() -> None:
 @pytest.mark.timeout(1200)  # a disagreement is shrunk first, which takes minutes
 def test_engine_and_model_answer_alike(conn: Connection) -> None:
     play(Engine(conn), Histories, histories(60, 25))
+
+
+@pytest.mark.timeout(1200)
+def test_the_batch_functions_and_the_model_answer_alike(conn: Connection) -> None:
+    play(BatchEngine(conn), BatchHistories, histories(60, 25))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_the_batch_functions_and_the_model_answer_alike_for_long(conn: Connection) -> None:
+    examples = int(os.environ.get("QUOTA_SOAK_HISTORIES", "4000"))
+    play(BatchEngine(conn), BatchHistories, histories(examples, 50, fresh=True))
 
 
 @pytest.mark.soak
