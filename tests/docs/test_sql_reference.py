@@ -190,7 +190,8 @@ def reachable(connection: Connection, name: str) -> set[str]:
         one = todo.pop()
         if one not in seen:
             seen.add(one)
-            todo += [called for called in re.findall(r"quota_internal\.\w+", bodies[one]) if called in bodies]
+            called = re.findall(r"quota_internal\.\w+|quota\.\w+(?=\()", bodies[one])
+            todo += [function for function in called if function in bodies]
     return {error for one in seen for error in re.findall(r"fail\('(\w+)'", bodies[one])}
 
 
