@@ -86,7 +86,7 @@ BEGIN
         SELECT ROW(q.n,
             dense_rank() OVER (ORDER BY concat(length(q.subject), ':', q.subject, c.units, q.also) COLLATE "C"), q.subject, q.also,
             CASE WHEN q.in_order THEN c.by_value END, c.units, c.amounts, NULL, coalesce(q.id, quota_internal.uuid_v7()),
-            CASE WHEN q.id IS NULL THEN q.n ELSE min(q.n) OVER (PARTITION BY q.id) END, q.ttl, q.headroom, q.on_expiry, q.details
+            NULL, q.ttl, q.headroom, q.on_expiry, q.details
             )::quota_internal.batch_request
         FROM (
             SELECT p.n, p.subject, p.costs, p.id, coalesce(p.ttl, '10 minutes') AS ttl, coalesce(p.headroom, 0) AS headroom,
@@ -164,7 +164,7 @@ BEGIN
     RETURN ARRAY(
         SELECT ROW(r.n, r.g, r.subject, r.also, r.costs, r.units, l.amounts,
             CASE WHEN g.implied = '{}' THEN r.costs ELSE g.implied || r.costs END,
-            r.id, r.first, r.ttl, r.headroom, r.on_expiry, r.details)::quota_internal.batch_request
+            r.id, min(r.n) OVER (PARTITION BY r.id), r.ttl, r.headroom, r.on_expiry, r.details)::quota_internal.batch_request
         FROM unnest(requests) r
         JOIN unnest(groups) g ON g.g = r.g
         CROSS JOIN LATERAL (
@@ -611,7 +611,8 @@ BEGIN
         refused := EXISTS (SELECT FROM unnest(answers) x WHERE NOT x.granted);
         IF linked OR atomic AND refused THEN
             answers := ARRAY(
-                SELECT CASE WHEN x.granted THEN quota_internal.linked(x.position) ELSE x END FROM unnest(answers) x);
+                SELECT coalesce(x, quota_internal.linked(r.n))
+                FROM unnest(plain) r LEFT JOIN unnest(answers) x ON x.position = r.n AND NOT x.granted);
             granted := '{}';
         END IF;
         asked := quota_internal.batch_sums(granted, groups, cardinality(accs));
@@ -688,10 +689,6 @@ BEGIN
                 EXCEPT SELECT x.position FROM unnest(answers) x
                 ORDER BY 1
             LOOP
-                IF (linked OR atomic AND decided.refused) AND (requests[i]).first < i AND (requests[i]).id <> ALL (known) THEN
-                    answers := answers || quota_internal.linked(i);
-                    CONTINUE;
-                END IF;
                 one := quota_internal.reserve_one(
                     i, subjects[i], costs[i], ttls[i], ids[i], also[i], headrooms[i], on_expiries[i], details[i], tenant);
                 IF atomic AND one.error IS NOT NULL THEN

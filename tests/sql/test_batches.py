@@ -171,15 +171,19 @@ def test_settings_of_each_request(ledger: Connection) -> None:
 
 def test_the_same_id_twice_in_a_batch(ledger: Connection) -> None:
     one, two = new_id(), new_id()
-    answers = many(
-        ledger, ("user:1", {"usd": 4}, one), ("user:1", {"usd": 4}, one), ("user:1", {"usd": 5}, one), ("user:1", {"usd": 1}, two)
-    )  # fmt: skip
+    asked = [({"usd": 4}, one), ({"usd": 4}, one), ({"usd": 5}, one), ({"usd": 1}, two)]
+    answers = many(ledger, *[("user:1", costs, key) for costs, key in asked])
     assert words(answers) == ["granted", "replayed", "id_conflict", "granted"]
     assert spent_reserved(ledger, "org:a") == (0, 5)
     # The first is refused and leaves nothing behind: the second is judged afresh, in its turn.
     three = new_id()
     answers = many(ledger, ("user:1", {"usd": 6}, three), ("user:1", {"usd": 5}, three), ("user:1", {"usd": 1}))
     assert words(answers) == ["held", "granted", "held"]
+    # The first is misuse: the second has the id to itself.
+    call(ledger, "release", three)
+    four = new_id()
+    answers = many(ledger, ("user:1", {"usd": "1e3"}, four), ("user:1", {"usd": 5}, four), ("user:1", {"usd": 5}, four))
+    assert words(answers) == ["invalid_amount", "granted", "replayed"]
 
 
 @pytest.mark.parametrize("sizes", [(3, 3, 3), (11, 1, 1)], ids=["one by one", "too large"])
