@@ -22,7 +22,7 @@ def upgrade() -> None:
     op.execute(
         "DROP FUNCTION quota_internal.close_overdue_in_the_way(text, quota_internal.standing[], bigint[], timestamptz)"
     )
-    install(revision, "tables", "batch_types", "clock", "units", "reserve", "reap", "settle", "adjust")
+    install(revision, "tables", "batch_types", "clock", "units", "bind", "reserve", "reap", "settle", "adjust")
     install(revision, "reserve_many", "settle_many", "grants")
 
 
@@ -44,9 +44,10 @@ def downgrade() -> None:
     op.execute(
         "DROP FUNCTION quota_internal.after_hold(quota_internal.accounts, quota_internal.standing, timestamptz)"
     )
+    op.execute("DROP FUNCTION quota_internal.refilled_accounts(quota_internal.accounts[], text, timestamptz)")
     op.execute("DROP FUNCTION quota_internal.lock_touched(text, quota_internal.accounts[], bigint[])")
     op.execute("DROP FUNCTION quota_internal.expire(text, uuid[], bigint[], boolean, boolean)")
-    op.execute("DROP FUNCTION quota_internal.present_accounts_of(quota_internal.reservations)")
+    op.execute("DROP FUNCTION quota_internal.with_present_numbers(quota_internal.accounts[], text)")
     op.execute("DROP FUNCTION quota_internal.lock_due(text, uuid[], bigint[], boolean, boolean)")
     op.execute(
         "DROP FUNCTION quota_internal.close_overdue_in_the_way"
@@ -58,5 +59,5 @@ def downgrade() -> None:
     )
     op.execute("DROP FUNCTION quota_internal.refuses(quota_internal.standing[])")
     op.execute("ALTER TABLE quota_internal.reservations DROP COLUMN partial")
-    install("0001", "clock", "units", "reserve", "reap", "settle", "adjust")
-    install("0002", "grants")
+    install("0001", "clock", "units", "bind", "reserve", "reap", "settle", "adjust")
+    install("0002", "bind", "grants")

@@ -379,25 +379,6 @@ LANGUAGE sql STABLE AS $$
     WHERE a.tenant = r.tenant AND a.id = ANY (r.line_accounts)
 $$;
 
--- The same with the numbers in force now, should a kind or a tier have changed since the accounts were bound.
-CREATE OR REPLACE FUNCTION quota_internal.present_accounts_of(r quota_internal.reservations) RETURNS quota_internal.accounts[]
-LANGUAGE plpgsql STABLE AS $$
-DECLARE
-    accounts quota_internal.accounts[] := quota_internal.accounts_of(r);
-    version bigint := (SELECT t.binding_version FROM quota_internal.tenants t WHERE t.name = r.tenant);
-    n record;
-BEGIN
-    FOR i IN 1 .. cardinality(accounts) LOOP
-        IF (accounts[i]).binding_version <> version THEN
-            n := quota_internal.numbers_in_force(accounts[i]);
-            accounts[i].capacity := n.capacity;
-            accounts[i].refill_per_s := n.refill_per_s;
-        END IF;
-    END LOOP;
-    RETURN accounts;
-END
-$$;
-
 -- Where the accounts of an open hold stand now, the hold included.
 CREATE OR REPLACE FUNCTION quota_internal.standings_of(r quota_internal.reservations) RETURNS quota_internal.standing[]
 LANGUAGE plpgsql STABLE AS $$
@@ -408,7 +389,8 @@ DECLARE
     s quota_internal.standing;
     standings quota_internal.standing[] := '{}';
 BEGIN
-    FOREACH a IN ARRAY quota_internal.discount(quota_internal.present_accounts_of(r), at) LOOP
+    FOREACH a IN ARRAY quota_internal.discount(
+        quota_internal.with_present_numbers(quota_internal.accounts_of(r), r.tenant), at) LOOP
         s := quota_internal.stand(a, 0, r.headroom, at, 1);
         s.requested := (r.held -> a.unit)::numeric;
         standings := standings || s;

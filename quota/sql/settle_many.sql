@@ -91,15 +91,35 @@ BEGIN
 END
 $$;
 
+-- Accounts with their buckets at the present level, by the numbers in force.
+CREATE OR REPLACE FUNCTION quota_internal.refilled_accounts(accs quota_internal.accounts[], tenant text, at timestamptz)
+RETURNS quota_internal.accounts[]
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    a quota_internal.accounts;
+BEGIN
+    accs := quota_internal.with_present_numbers(accs, tenant);
+    FOR i IN 1 .. cardinality(accs) LOOP
+        a := accs[i];
+        IF a.kind = 'bucket' THEN
+            accs[i].level := quota_internal.refilled(a.level, a.level_at, a.capacity, a.refill_per_s, at);
+        END IF;
+    END LOOP;
+    RETURN accs;
+END
+$$;
+
+-- What the closings come to on each account.
 CREATE OR REPLACE FUNCTION quota_internal.batch_changes(
-    closings quota_internal.batch_closing[], accs quota_internal.accounts[], at timestamptz) RETURNS quota_internal.batch_change[]
+    closings quota_internal.batch_closing[], accs quota_internal.accounts[]
+) RETURNS quota_internal.batch_change[]
 LANGUAGE plpgsql STABLE SET enable_nestloop = off SET jit = off AS $$
 #variable_conflict use_column
 BEGIN
     RETURN ARRAY(
         SELECT ROW(a.id, x.freed, x.spent,
-            CASE WHEN a.kind = 'bucket' THEN quota_internal.clamp(f.level + x.given, f.capacity) END,
-            a.kind = 'bucket' AND x.gives > 0 AND x.takes > 0 AND (f.level + x.gives > f.capacity OR f.level < x.takes)
+            CASE WHEN a.kind = 'bucket' THEN quota_internal.clamp(a.level + x.given, a.capacity) END,
+            a.kind = 'bucket' AND x.gives > 0 AND x.takes > 0 AND (a.level + x.gives > a.capacity OR a.level < x.takes)
             )::quota_internal.batch_change
         FROM (
             SELECT l.account,
@@ -114,12 +134,7 @@ BEGIN
             JOIN unnest(accs) b ON b.id = l.account
             GROUP BY l.account
         ) x
-        JOIN unnest(accs) a ON a.id = x.account
-        LEFT JOIN LATERAL (
-            SELECT n.capacity, quota_internal.refilled(a.level, a.level_at, n.capacity, n.refill_per_s, at) AS level
-            FROM quota_internal.numbers_in_force(a) n
-            WHERE a.kind = 'bucket'
-        ) f ON true);
+        JOIN unnest(accs) a ON a.id = x.account);
 END
 $$;
 
@@ -185,7 +200,7 @@ BEGIN
     locked := quota_internal.lock_batch(tenant, ids);
     closings := quota_internal.batch_closings(locked.open, locked.accs, ids, costs, finals, outcomes, details, releases);
     at := quota_internal.clock();
-    changes := quota_internal.batch_changes(closings, locked.accs, at);
+    changes := quota_internal.batch_changes(closings, quota_internal.refilled_accounts(locked.accs, tenant, at));
     IF EXISTS (SELECT FROM unnest(changes) x WHERE x.ordered) THEN
         RETURN '{}';
     END IF;
