@@ -1,6 +1,6 @@
-"""Batches: reserve_many, settle_many and release_many.
+"""Batches: reserve_many, settle_many and release_many. Views read the ledger's clock, once a statement.
 
-Functions and types only: no table is touched, and what runs goes on with the functions it has begun with.
+Functions, types and views only: no table is touched, and what runs goes on with the functions it has begun with.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ depends_on = None
 
 def upgrade() -> None:
     op.execute("DROP FUNCTION quota_internal.seconds(interval)")
-    install(revision, "batch_types", "clock", "reserve", "reserve_many", "settle_many", "grants")
+    install(revision, "batch_types", "clock", "reserve", "reserve_many", "settle_many", "views", "grants")
 
 
 def downgrade() -> None:
@@ -36,4 +36,5 @@ def downgrade() -> None:
     op.execute("DROP FUNCTION quota_internal.release_one(integer, uuid, jsonb, text)")
     op.execute("DROP TYPE quota.batch_decision, quota.batch_settlement, quota.batch_release")
     install("0001", "clock", "reserve")
-    install("0002", "grants")
+    install("0002", "views", "grants")
+    op.execute("DROP VIEW quota_internal.present")
