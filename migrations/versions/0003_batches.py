@@ -1,5 +1,6 @@
-"""Batches: reserve_many, settle_many and release_many. Views read the ledger's clock, once a statement.
+"""Batches: reserve_many, settle_many and release_many; views and balance by the right clock and numbers.
 
+Views read the ledger's clock, once a statement; what an overdue hold returns to a bucket is shown by the numbers in force.
 Functions, types and views only: no table is touched, and what runs goes on with the functions it has begun with.
 """
 
@@ -17,7 +18,7 @@ depends_on = None
 
 def upgrade() -> None:
     op.execute("DROP FUNCTION quota_internal.seconds(interval)")
-    install(revision, "batch_types", "clock", "reserve", "reserve_many", "settle_many", "views", "grants")
+    install(revision, "batch_types", "clock", "reserve", "reserve_many", "settle_many", "balance", "views", "grants")
 
 
 def downgrade() -> None:
@@ -35,6 +36,6 @@ def downgrade() -> None:
     op.execute("DROP FUNCTION quota_internal.settle_one(integer, uuid, jsonb, boolean, text, jsonb, text)")
     op.execute("DROP FUNCTION quota_internal.release_one(integer, uuid, jsonb, text)")
     op.execute("DROP TYPE quota.batch_decision, quota.batch_settlement, quota.batch_release")
-    install("0001", "clock", "reserve")
+    install("0001", "clock", "reserve", "balance")
     install("0002", "views", "grants")
     op.execute("DROP VIEW quota_internal.present")

@@ -10,10 +10,19 @@ LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE
     stored quota_internal.accounts[];
+    one quota_internal.accounts;
 BEGIN
     SELECT array_agg(a) INTO stored
     FROM quota_internal.accounts a
     WHERE a.tenant = read_accounts.tenant AND a.subject = ANY (read_accounts.subjects);
+    -- What overdue holds return to a bucket is cut by the numbers that the account carries, and a tier may have changed since.
+    FOR i IN 1 .. coalesce(cardinality(stored), 0) LOOP
+        one := stored[i];
+        IF one.kind = 'bucket' AND one.reserved > 0 AND one.earliest_expiry <= at THEN
+            SELECT n.capacity, n.refill_per_s INTO one.capacity, one.refill_per_s FROM quota_internal.numbers_in_force(one) n;
+            stored[i] := one;
+        END IF;
+    END LOOP;
     RETURN QUERY
     SELECT f.subject, f.limit_name, f.unit, f.kind, f.capacity, f.refill_per_s,
         CASE WHEN f.kind <> 'bucket' THEN coalesce(quota_internal.in_window(a.spent, a.window_end, at), 0) END,
