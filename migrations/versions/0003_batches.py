@@ -1,6 +1,6 @@
 """Batches: reserve_many, settle_many and release_many; views and balance by the right clock and numbers.
 
-Views read the ledger's clock, once a statement; what an overdue hold returns to a bucket is shown by the numbers in force.
+Views read the ledger's clock, once a statement; balance returns overdue holds to a bucket by the numbers in force.
 Functions, types and views only: no table is touched, and what runs goes on with the functions it has begun with.
 """
 
