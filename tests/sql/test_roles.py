@@ -279,6 +279,15 @@ def test_a_bound_login_sees_its_tenant_only_in_every_view(conn: Connection, boun
         assert set(bound.execute(query).fetchall()) <= {("a",), (None,)}, view
 
 
+def test_a_bond_that_is_lifted_is_news_of_its_tenant_only(conn: Connection, login: str, bound: Connection) -> None:
+    """`quota.log` shows a bound login what concerns no tenant: names of other tenants' logins are not that."""
+    for tenant in ("b", None):
+        call(conn, "bind_login", "quota_worker", tenant)
+    seen = "SELECT target, tenant FROM quota.log WHERE action = 'bind_login' ORDER BY id"
+    assert bound.execute(seen.encode()).fetchall() == [(login, "a")]
+    assert conn.execute(seen.encode()).fetchall()[1:] == [("quota_worker", "b")] * 2
+
+
 # -- the ledger only grows ---------------------------------------------------------------------------------------------
 
 
