@@ -11,7 +11,7 @@ import click
 from quota import sql as engine
 from quota.cli.help import examples
 from quota.cli.screen import Screen
-from quota.cli.store import Target, client_of, json_option, migrate_to, revision_of, running, target_options
+from quota.cli.store import Target, client_of, json_option, revision_of, running, target_options
 from quota.config import ConfigError
 
 __all__ = ["down", "migrate", "sql", "up"]
@@ -53,7 +53,7 @@ def up(data: Path | None, port: int | None, as_json: bool) -> None:
     with EmbeddedServer(folder) as server:
         before = migrations.current(server.url)
         if before != migrations.head() and (before is None or before in migrations.revisions()):
-            migrate_to(server.url, "head", screen.note)
+            migrations.upgrade(server.url, report=screen.note)
         migrations.require_head(server.url)
         tcp_url = server.tcp_url if port is not None else None
         answer = {"data": folder, "url": server.url, "version": server.version, "revision": migrations.head()}
@@ -178,7 +178,7 @@ def _migrate(target: Target, screen: Screen, revision: str, *, show: bool, back:
     if back and not is_older:
         raise click.UsageError(f"--down: {goal} is not older than {before or 'none'}; leave it out")
     if goal != before:
-        migrate_to(target.url, goal, screen.note, down=back)
+        (migrations.downgrade if back else migrations.upgrade)(target.url, goal, report=screen.note)
         screen.line(f"now at {'none' if goal == 'base' else goal}")
     after = None if goal == "base" else goal
     screen.document({"before": before, "current": after, "head": head, "at_head": after == head})

@@ -5,30 +5,38 @@ SELECT t.name AS tenant
 FROM quota_internal.tenants t
 WHERE NOT EXISTS (SELECT FROM quota_internal.logins g WHERE g.role = session_user AND g.tenant <> t.name);
 
+-- The present, for views: what quota_internal.clock() says. A relation, because a view uses relations with its owner's rights, but
+-- functions with the rights of whoever reads it. The inner SELECT keeps it from being read anew for every row.
+CREATE OR REPLACE VIEW quota_internal.present AS
+SELECT (SELECT clock_timestamp()) AS at;
+
+-- For the same reason in_window and refilled of limits.sql are spelled out here; a test holds the two to each other.
 CREATE OR REPLACE VIEW quota.balances AS
 SELECT a.tenant, a.subject, a.limit_name, a.unit, a.kind, a.capacity,
-    CASE WHEN a.kind <> 'bucket' THEN CASE WHEN a.window_end <= clock_timestamp() THEN 0 ELSE a.spent END END AS spent,
-    CASE WHEN a.window_end <= clock_timestamp() THEN 0 ELSE a.reserved END AS reserved,
+    CASE WHEN a.kind <> 'bucket' THEN CASE WHEN a.window_end <= p.at THEN 0 ELSE a.spent END END AS spent,
+    CASE WHEN a.window_end <= p.at THEN 0 ELSE a.reserved END AS reserved,
     CASE WHEN a.kind = 'bucket' THEN CASE
         WHEN a.level_at = '-infinity' THEN a.capacity
-        WHEN clock_timestamp() <= a.level_at THEN least(a.capacity, a.level)
-        ELSE least(a.capacity, a.level + a.refill_per_s * extract(epoch FROM (clock_timestamp() - a.level_at)))
+        WHEN p.at <= a.level_at THEN least(a.capacity, a.level)
+        ELSE least(a.capacity, a.level + a.refill_per_s * extract(epoch FROM (p.at - a.level_at)))
     END END AS level,
-    CASE WHEN a.window_end > clock_timestamp() THEN a.window_start END AS window_start,
-    CASE WHEN a.window_end > clock_timestamp() THEN a.window_end END AS window_end,
+    CASE WHEN a.window_end > p.at THEN a.window_start END AS window_start,
+    CASE WHEN a.window_end > p.at THEN a.window_end END AS window_end,
     s.frozen
 FROM quota_internal.accounts a
 JOIN quota_internal.visible_tenants v ON v.tenant = a.tenant
 JOIN quota_internal.subjects s ON s.tenant = a.tenant AND s.name = a.subject
+CROSS JOIN quota_internal.present p
 WHERE a.in_force AND NOT s.retired;
 COMMENT ON VIEW quota.balances IS
     'Counters as stored, overdue holds included until they are swept; quota.balance() is exact for one subject.';
 
 CREATE OR REPLACE VIEW quota.holds AS
 SELECT r.tenant, r.id AS reservation, r.subject, r.also, r.held, r.booked, r.created_at, r.expires_at,
-    r.expires_at <= clock_timestamp() AS overdue, true = ANY (r.line_charged) AS charge_on_expiry, r.details
+    r.expires_at <= p.at AS overdue, true = ANY (r.line_charged) AS charge_on_expiry, r.details
 FROM quota_internal.reservations r
 JOIN quota_internal.visible_tenants v ON v.tenant = r.tenant
+CROSS JOIN quota_internal.present p
 WHERE r.state = 'held';
 COMMENT ON VIEW quota.holds IS 'Open reservations: what is held and not settled yet.';
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +40,15 @@ def folder() -> Iterator[Path]:
 
 def test_the_quick_way_to_head_is_the_true_one() -> None:
     assert newest_revision() == migrate.head()
+
+
+def test_a_command_on_a_schema_that_is_right_imports_no_migrations(database: str) -> None:
+    """Alembic and SQLAlchemy take as long to import as everything else that a command does."""
+    code = "import sys; from quota.cli import main; print(main(['check']), {'alembic', 'sqlalchemy'} & {*sys.modules})"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(database), capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "0 set()"
 
 
 def test_from_empty_to_head_and_back(empty: str) -> None:

@@ -216,6 +216,9 @@ def test_atomic_an_error_is_the_error_of_all_and_names_the_position(ledger: Conn
     assert_error(caught.value, "unknown_subject", "user:9", "request 2 of the batch")
 
 
+SOME_ID = UUID("01890000-0000-7000-8000-00000000000a")
+
+
 @pytest.mark.parametrize(
     ("function", "arguments", "words"),
     [
@@ -228,10 +231,10 @@ def test_atomic_an_error_is_the_error_of_all_and_names_the_position(ledger: Conn
         ("reserve_many", {"subjects": ["user:1"], "costs": [Jsonb({"usd": 1})], "atomic": None}, ("atomic",)),
         ("settle_many", {"ids": None}, ("ids is null",)),
         ("settle_many", {"ids": [None]}, ("ids", "position 1")),
-        ("settle_many", {"ids": [new_id()], "costs": []}, ("costs", "position 1")),
-        ("settle_many", {"ids": [new_id()], "finals": [True, True]}, ("finals", "position 2")),
-        ("release_many", {"ids": [new_id(), None]}, ("ids", "position 2")),
-        ("release_many", {"ids": [new_id()] * 10_001}, ("10001",)),
+        ("settle_many", {"ids": [SOME_ID], "costs": []}, ("costs", "position 1")),
+        ("settle_many", {"ids": [SOME_ID], "finals": [True, True]}, ("finals", "position 2")),
+        ("release_many", {"ids": [SOME_ID, None]}, ("ids", "position 2")),
+        ("release_many", {"ids": [SOME_ID] * 10_001}, ("10001",)),
     ],
     ids=lambda value: str(value)[:60],
 )
@@ -389,3 +392,14 @@ def test_ten_thousand_at_once(ledger: Connection) -> None:
     assert words(answers) == ["granted"] * 9_999 + ["held"]
     rows(ledger, "settle_many", [row["reservation"] for row in answers if row["granted"]])
     assert spent_reserved(ledger, "org:a") == (9_999, 0)
+
+
+def test_a_batch_that_passes_overdue_holds_shows_their_refund(ledger: Connection) -> None:
+    bucket(ledger, "user:1", 10, 1)
+    old = hold(ledger, "user:1", {"cost": 8}, ttl="1 minute")
+    advance(ledger, "2 minutes")
+    # 8 come back once somebody sweeps. The second batch does not fit and sweeps: 4 and 8 are cut to the capacity of 10.
+    for asked, level in (([3, 3], "10"), ([2, 1, 9], "8")):
+        answers = many(ledger, *[("user:1", {"cost": cost}) for cost in asked])
+        assert answers[0]["remaining"][-1]["level"] == level
+    assert state(ledger, old) == "expired"

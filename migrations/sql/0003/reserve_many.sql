@@ -231,18 +231,17 @@ BEGIN
 END
 $$;
 
--- Judges the requests one by one, each after what was granted before it, on copies of the accounts: the locked rows with overdue
--- holds discounted as a decision sees them (accs), and as people are shown them (shown). With probe it stops at the first grant.
+-- Judges the requests one by one, each after what was granted before it, on copies of the accounts: as they are stored, and, where
+-- overdue holds lie about (judged differs from stored), as a decision sees them. With probe it stops at the first grant.
 CREATE OR REPLACE FUNCTION quota_internal.judge_in_order(
-    requests quota_internal.batch_request[], groups quota_internal.batch_group[], accs quota_internal.accounts[],
-    shown quota_internal.accounts[], at timestamptz, polling_hint_s numeric, probe boolean,
+    requests quota_internal.batch_request[], groups quota_internal.batch_group[], stored quota_internal.accounts[],
+    judged quota_internal.accounts[], stale boolean, at timestamptz, polling_hint_s numeric, probe boolean,
     OUT granted integer[], OUT answers quota.batch_decision[]
 )
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
     r quota_internal.batch_request;
     refused_before quota_internal.batch_request;
-    judged quota_internal.standing[];
     standings quota_internal.standing[];
     s quota_internal.standing;
     d quota.decision;
@@ -260,24 +259,23 @@ BEGIN
         -- The same id once more: a replay, if the first was granted; judged like any other, if it was not.
         CONTINUE WHEN r.first < r.n AND EXISTS (
             SELECT FROM unnest(requests) x WHERE x.first = r.first AND x.n = ANY (granted));
-        IF r.g = refused_before.g AND r.amounts = refused_before.amounts
-            AND r.headroom = refused_before.headroom
-        THEN
+        IF r.g = refused_before.g AND r.amounts = refused_before.amounts AND r.headroom = refused_before.headroom THEN
             answers := answers || quota_internal.placed(r.n, d);
             CONTINUE;
         END IF;
-        judged := '{}';
         standings := '{}';
         refused := false;
         places := (groups[group_at[r.g]]).accounts;
         FOR k IN 1 .. cardinality(places) LOOP
-            i := places[k];
-            s := quota_internal.stand(accs[i], r.amounts[k], r.headroom, at, polling_hint_s);
-            judged := judged || s;
+            s := quota_internal.stand(judged[places[k]], r.amounts[k], r.headroom, at, polling_hint_s);
+            standings := standings || s;
             refused := refused OR s.reason IS NOT NULL;
-            standings := standings || quota_internal.stand(shown[i], r.amounts[k], r.headroom, at, polling_hint_s);
         END LOOP;
         IF refused THEN
+            IF stale THEN
+                standings := quota_internal.standings_at(
+                    quota_internal.discount(stored, at), places, r.amounts, r.headroom, at, polling_hint_s);
+            END IF;
             d := quota_internal.refusal(standings);
             refused_before := r;
             answers := answers || quota_internal.placed(r.n, d);
@@ -286,15 +284,43 @@ BEGIN
         granted := granted || r.n;
         EXIT WHEN probe;
         refused_before := NULL;
-        d := ROW(true, r.id, 'held', quota_internal.later(at, r.ttl), false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-            NULL, NULL);
-        answers := answers || quota_internal.placed(r.n, quota_internal.conclude(d, standings));
         FOR k IN 1 .. cardinality(places) LOOP
             i := places[k];
-            accs[i] := quota_internal.after_hold(accs[i], judged[k], at);
-            shown[i] := quota_internal.after_hold(shown[i], standings[k], at);
+            judged[i] := quota_internal.after_hold(judged[i], standings[k], at);
+            IF stale THEN
+                s := quota_internal.stand(stored[i], r.amounts[k], r.headroom, at, polling_hint_s);
+                stored[i] := quota_internal.after_hold(stored[i], s, at);
+            END IF;
         END LOOP;
+        d := ROW(true, r.id, 'held', quota_internal.later(at, r.ttl), stale, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+            NULL, NULL);
+        IF stale THEN
+            -- What is shown counts overdue holds as their expiry will book them, after this one was taken.
+            standings := quota_internal.standings_at(
+                quota_internal.discount(stored, at), places, array_fill(0::numeric, ARRAY[cardinality(places)]), 0, at,
+                polling_hint_s);
+            FOR k IN 1 .. cardinality(places) LOOP
+                standings[k].requested := r.amounts[k];
+            END LOOP;
+        END IF;
+        d := quota_internal.conclude(d, standings);
+        d.replayed := false;
+        answers := answers || quota_internal.placed(r.n, d);
     END LOOP;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION quota_internal.standings_at(
+    accs quota_internal.accounts[], places integer[], amounts numeric[], headroom numeric, at timestamptz, polling_hint_s numeric
+) RETURNS quota_internal.standing[]
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    standings quota_internal.standing[] := '{}';
+BEGIN
+    FOR k IN 1 .. cardinality(places) LOOP
+        standings := standings || quota_internal.stand(accs[places[k]], amounts[k], headroom, at, polling_hint_s);
+    END LOOP;
+    RETURN standings;
 END
 $$;
 
@@ -314,9 +340,24 @@ BEGIN
 END
 $$;
 
--- What the groups show at the instant of the grant: the windows of their lines, and the answer after all of the batch.
+CREATE OR REPLACE FUNCTION quota_internal.after_holds(
+    accs quota_internal.accounts[], sums numeric[], at timestamptz, polling_hint_s numeric
+) RETURNS quota_internal.accounts[]
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    FOR i IN 1 .. cardinality(accs) LOOP
+        IF sums[i] IS NOT NULL THEN
+            accs[i] := quota_internal.after_hold(accs[i], quota_internal.stand(accs[i], sums[i], 0, at, polling_hint_s), at);
+        END IF;
+    END LOOP;
+    RETURN accs;
+END
+$$;
+
+-- What the groups show at the instant of the grant: the windows of their lines, and the answer after all of the batch. taken: the
+-- standings are those after it already.
 CREATE OR REPLACE FUNCTION quota_internal.conclude_groups(
-    groups quota_internal.batch_group[], standings quota_internal.standing[]
+    groups quota_internal.batch_group[], standings quota_internal.standing[], taken boolean
 ) RETURNS quota_internal.batch_group[]
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -328,7 +369,7 @@ DECLARE
     place integer;
 BEGIN
     d.granted := true;
-    d.replayed := false;
+    d.replayed := taken;
     FOREACH g IN ARRAY groups LOOP
         g.windows := '{}';
         own := '{}';
@@ -549,7 +590,7 @@ DECLARE
     decided record;
     accs quota_internal.accounts[];
     judged quota_internal.accounts[];
-    shown quota_internal.accounts[];
+    stale boolean := false;
     groups quota_internal.batch_group[];
     ids bigint[];
     swept boolean := false;
@@ -576,7 +617,7 @@ BEGIN
     at := quota_internal.clock();
     j := quota_internal.judge_sums(accs, asked.sums, asked.headrooms, at, b.polling_hint_s);
     IF j.refused AND NOT j.stale AND NOT old_snapshot THEN
-        decided := quota_internal.judge_in_order(plain, groups, accs, accs, at, b.polling_hint_s, probe => true);
+        decided := quota_internal.judge_in_order(plain, groups, accs, accs, false, at, b.polling_hint_s, probe => true);
         IF decided.granted = '{}' THEN
             -- Nobody gets anything: nothing is locked, nothing is written.
             answers := decided.answers;
@@ -596,16 +637,15 @@ BEGIN
     at := quota_internal.clock();
     j := quota_internal.judge_sums(accs, asked.sums, asked.headrooms, at, b.polling_hint_s);
     judged := accs;
-    shown := accs;
     IF j.stale THEN
-        -- Judged as if overdue holds were closed; shown with their refunds, too.
+        -- Judged as if overdue holds were closed.
+        stale := true;
         judged := quota_internal.discount(accs, at, false);
-        shown := quota_internal.discount(accs, at);
         next_expiry := CASE WHEN judged = accs THEN quota_internal.next_expiry(tenant, at) ELSE '-infinity' END;
         j := quota_internal.judge_sums(judged, asked.sums, asked.headrooms, at, b.polling_hint_s);
     END IF;
     IF j.refused OR linked THEN
-        decided := quota_internal.judge_in_order(plain, groups, judged, shown, at, b.polling_hint_s, probe => false);
+        decided := quota_internal.judge_in_order(plain, groups, accs, judged, stale, at, b.polling_hint_s, probe => false);
         granted := ARRAY(SELECT r FROM unnest(plain) r WHERE r.n = ANY (decided.granted));
         answers := decided.answers;
         refused := EXISTS (SELECT FROM unnest(answers) x WHERE NOT x.granted);
@@ -622,8 +662,12 @@ BEGIN
         PERFORM quota_internal.require_unchanged(tenant, b.config_version);
         RETURN;
     END IF;
-    groups := quota_internal.conclude_groups(groups, CASE WHEN judged = shown THEN j.standings ELSE
-        (quota_internal.judge_sums(shown, asked.sums, asked.headrooms, at, b.polling_hint_s)).standings END);
+    groups := quota_internal.conclude_groups(groups, CASE WHEN stale THEN
+        -- Shown after the holds are taken, with overdue holds counted as their expiry will book them, refunds of buckets too.
+        (quota_internal.judge_sums(
+            quota_internal.discount(quota_internal.after_holds(accs, asked.sums, at, b.polling_hint_s), at),
+            ARRAY(SELECT 0 * x FROM unnest(asked.sums) x), asked.headrooms, at, b.polling_hint_s)).standings
+        ELSE j.standings END, stale);
     IF answers = '{}' THEN
         answers := quota_internal.batch_grants(granted, groups, at);
     END IF;
