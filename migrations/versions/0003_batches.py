@@ -43,6 +43,11 @@ def downgrade() -> None:
         "DROP FUNCTION quota_internal.judge_sums(quota_internal.accounts[], numeric[], numeric[], timestamptz, numeric)"
     )
     op.execute("DROP FUNCTION quota_internal.after_hold(quota_internal.accounts, quota_internal.standing, timestamptz)")
+    op.execute("DROP FUNCTION quota_internal.after_holds(quota_internal.accounts[], numeric[], timestamptz, numeric)")
+    op.execute(
+        "DROP FUNCTION quota_internal.standings_at"
+        "(quota_internal.accounts[], integer[], numeric[], numeric, timestamptz, numeric)"
+    )
     op.execute("DROP FUNCTION quota_internal.refilled_accounts(quota_internal.accounts[], text, timestamptz)")
     op.execute("DROP FUNCTION quota_internal.lock_touched(text, quota_internal.accounts[], bigint[])")
     op.execute("DROP FUNCTION quota_internal.expire(text, uuid[], bigint[], boolean, boolean)")
