@@ -18,7 +18,7 @@ import psycopg
 from quota.calls import Call, Row
 from quota.errors import Fate, QuotaError, Unavailable, fate, from_database_error
 
-__all__ = ["Execute", "NoConnection", "Pause", "Plan", "Result", "TooLate", "attempts"]
+__all__ = ["Execute", "NoConnection", "Pause", "Plan", "Result", "TooLate", "Wait", "attempts"]
 
 logger = logging.getLogger("quota.client")
 
@@ -47,6 +47,14 @@ class Pause:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Step: wait until the bell has rung, at the longest until `until_s` (of `time.monotonic`)."""
+
+    bell: Any
+    until_s: float
+
+
 class Result(NamedTuple):
     """What came of `Execute`: the rows, and the warnings that the server sent along."""
 
@@ -54,7 +62,7 @@ class Result(NamedTuple):
     warnings: list[str]
 
 
-Plan = Generator[Execute | Pause, Any, A]
+Plan = Generator[Execute | Pause | Wait, Any, A]
 """Steps to an answer."""
 
 
