@@ -74,20 +74,21 @@ class TooLate(psycopg.OperationalError):
     """The deadline passed while the statement was under way."""
 
 
-def attempts(call: Call[A], *, timeout_s: float, retries: int) -> Plan[A]:
+def attempts(call: Call[A], *, timeout_s: float, retries: int, deadline_s: float | None = None) -> Plan[A]:
     """Plans one call.
 
     Arguments:
         call: the call; it has its id already, so that every attempt is the same request.
         timeout_s: for everything together: waiting for a connection, connecting, executing, pausing, retrying.
         retries: how often it may be repeated.
+        deadline_s: when the time is over (of `time.monotonic`), if it began to run earlier than now.
 
     Result: the plan of its answer. Repeated with full jitter: serialization failures and deadlocks; and, if the call is
     repeatable, results in doubt: a lost connection, or a warning on a write (a commit whose wait for a standby was
     cancelled is acknowledged with nothing but a warning).
     Errors: whatever `Misuse` the database reports; `Unavailable` when time or retries have run out.
     """
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s = time.monotonic() + timeout_s if deadline_s is None else deadline_s
     step = Execute(call.statement, call.parameters(), deadline_s)
     in_doubt = False
     for attempt in range(retries + 1):

@@ -66,11 +66,13 @@ class _Member(Generic[A]):
 
     __slots__ = (
         "_parameters", "bell", "call", "deadline_s", "given_up", "id_is_ours", "key", "outcome", "sent", "taken_over",
+        "timeout_s",
     )  # fmt: skip
 
-    def __init__(self, call: Call[A], deadline_s: float, bell: Bell | None, id_is_ours: bool) -> None:
+    def __init__(self, call: Call[A], timeout_s: float, bell: Bell | None, id_is_ours: bool) -> None:
         self.call = call
-        self.deadline_s = deadline_s
+        self.timeout_s = timeout_s
+        self.deadline_s = time.monotonic() + timeout_s
         self.bell = bell
         self.id_is_ours = id_is_ours
         self._parameters = call.parameters()  # here, in its caller: what cannot be sent is nobody else's trouble
@@ -142,7 +144,7 @@ class Coalescer:
         Result: the plan of its answer. Errors: as of `attempts`; who leaves while the batch is under way is in doubt.
         """
         bell = self._new_bell()
-        member = _Member(call, time.monotonic() + timeout_s, bell, id_is_ours)
+        member = _Member(call, timeout_s, bell, id_is_ours)
         try:
             self._add(member)
             yield Wait(bell, member.deadline_s + _GRACE * timeout_s)
@@ -167,7 +169,12 @@ class Coalescer:
                     self._forget(earlier)
             self._queue(member)
             plan = self._another_flusher()
-        self._begin(plan)
+        try:
+            self._begin(plan)
+        except RuntimeError:
+            with self._lock:
+                self._forget(member)
+            raise
 
     def _leave(self, member: _Member[Any], *, cancelled: bool) -> None:
         """The caller goes without its answer. A cancelled call that closes a hold is made all the same."""
@@ -209,7 +216,7 @@ class Coalescer:
         if answer.granted and not wanted and (member.id_is_ours or not answer.replayed):
             logger.info("hold %s was granted when its caller had left; it is released", answer.reservation)
             release = Release(answer.reservation or "", tenant=member.call.tenant)
-            self._queue(_Member(release, time.monotonic() + self._timeout_s, None, False))
+            self._queue(_Member(release, self._timeout_s, None, False))
 
     # -- flushers ----------------------------------------------------------------------------------------------------
 
@@ -277,12 +284,14 @@ class Coalescer:
 
     def _sending(self, members: list[_Member[Any]]) -> Plan[None]:
         """Plans one batch. One that cannot even be read as a whole is halved, until only the culprit gets the error."""
-        timeout_s = max(member.deadline_s for member in members) - time.monotonic()
+        latest = max(members, key=lambda member: member.deadline_s)
         first = members[0].call
         alone = len(members) == 1
         call = first if alone else MANY[type(first)](members, tenant=members[0].key[0])
         try:
-            answer = yield from attempts(call, timeout_s=timeout_s, retries=self._retries)
+            answer = yield from attempts(
+                call, timeout_s=latest.timeout_s, retries=self._retries, deadline_s=latest.deadline_s
+            )
         except Exception as error:  # whatever it is, callers wait for it
             if isinstance(error, InvalidArgument) and not alone:
                 logger.info("a batch of %d is halved: %s", len(members), error)

@@ -69,11 +69,8 @@ class Core:
             raise ConfigError(f"pool_max: {pool_max} is less than 1; give the number of connections, such as 8")
         if retries < 0:
             raise ConfigError(f"retries: {retries} is negative; give how often a call may be repeated, such as 3")
-        if not 1 <= batches_in_flight <= pool_max:
-            raise ConfigError(
-                f"batches_in_flight: {batches_in_flight} is less than 1 or more than pool_max, {pool_max}; "
-                "give a small number, such as 2"
-            )
+        if batches_in_flight < 1:
+            raise ConfigError(f"batches_in_flight: {batches_in_flight} is less than 1; give a small number, such as 2")
         if not 1 <= batch_max <= BATCH_MAX:
             raise ConfigError(f"batch_max: {batch_max} is not 1 to {BATCH_MAX}; give the most calls in a batch")
         self.tenant = tenant
