@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import logging
 import threading
 import time
@@ -163,8 +164,8 @@ class Coalescer:
     def _add(self, member: _Member[Any]) -> None:
         with self._lock:
             for earlier in list(self._named.get(member.key, ())):
-                # Whoever names an id takes over the hold that another caller has left behind.
-                earlier.taken_over = True
+                # Whoever names an id takes over the hold that another caller has left behind, but to release it.
+                earlier.taken_over = earlier.taken_over or not isinstance(member.call, Release)
                 if earlier.bell is None and not earlier.sent:
                     self._forget(earlier)
             self._queue(member)
@@ -214,7 +215,6 @@ class Coalescer:
             return
         wanted = member.taken_over or member.key in self._named
         if answer.granted and not wanted and (member.id_is_ours or not answer.replayed):
-            logger.info("hold %s was granted when its caller had left; it is released", answer.reservation)
             release = Release(answer.reservation or "", tenant=member.call.tenant)
             self._queue(_Member(release, self._timeout_s, None, False))
 
@@ -266,17 +266,10 @@ class Coalescer:
 
     def _picked(self, lane: dict[_Member[Any], int]) -> list[_Member[Any]]:
         now_s = time.monotonic()
-        late: list[_Member[Any]] = []
-        picked: list[_Member[Any]] = []
-        for member in lane:
-            if len(picked) == self._batch_max:
-                break
-            if member.deadline_s <= now_s:  # its caller leaves by itself, if it has not left
-                late.append(member)
-            elif self._named[member.key][0] is member:
-                picked.append(member)
-        for member in late:
-            self._forget(member)
+        for late in [member for member in lane if member.deadline_s <= now_s]:
+            self._forget(late)  # its caller leaves by itself, if it has not left
+        first = (member for member in lane if self._named[member.key][0] is member)
+        picked = list(itertools.islice(first, self._batch_max))
         for member in picked:
             self._unqueue(member)
             member.sent = True
@@ -313,12 +306,19 @@ class Coalescer:
         for member in members:
             if member.bell is not None:
                 member.bell.ring()
-            elif isinstance(member.outcome, Exception):
-                logger.info("hold %s was not released and stays until it expires: %s", member.key[1], member.outcome)
+            failed = isinstance(member.outcome, Exception)
+            if member.bell is None and not failed:
+                logger.info("hold %s was granted when its caller had left; it is released", member.key[1])
+            elif failed and not isinstance(member.call, Reserve) and (member.bell is None or member.given_up):
+                what = member.call.function.name
+                logger.info("%s of %s, whose caller had left, has failed: %s", what, member.key[1], member.outcome)
 
 
 def _own(error: Exception) -> Exception:
     """An exception is raised once: everybody gets one of their own."""
-    own = copy.copy(error)
+    try:
+        own = copy.copy(error)
+    except Exception:  # not made to be copied; shared is better than none
+        return error
     own.__cause__ = error
     return own

@@ -83,8 +83,9 @@ class Threads:
         except RuntimeError:
             with self._changed:
                 self._threads -= 1
-                self._pieces.remove(piece)
-            raise
+                if piece in self._pieces:  # otherwise another thread has come to it meanwhile
+                    self._pieces.remove(piece)
+                    raise
 
     def _run(self) -> None:
         while (piece := self._next()) is not None:

@@ -686,8 +686,9 @@ def table(report: Mapping[str, Any]) -> str:
     rows = [
         (
             r["id"], r["details"]["what"], measured(r["id"], r["value"]), measured(r["id"], r["floor"]),
-            f"{r['ratio']:.2f}x", f"{min(r['details']['ratios']):.2f}-{max(r['details']['ratios']):.2f}", bound(r["id"]),
-            "yes" if r["met"] else "no", f"{r['details']['attempts']:,}", f"{r['details']['successes']:,}",
+            f"{r['ratio']:.2f}x", f"{min(r['details']['ratios']):.2f}-{max(r['details']['ratios']):.2f}",
+            bound(r["id"]), "yes" if r["met"] else "no",
+            f"{r['details']['attempts']:,}", f"{r['details']['successes']:,}",
         )
         for r in report["results"]
     ]  # fmt: skip

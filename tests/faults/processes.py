@@ -55,9 +55,9 @@ def run_fleet(
 
     Arguments:
         folder: where the workers write.
-        command: a module and its arguments; a worker's number and its seconds follow. It writes a line of JSON for each
-            decision: `granted`, and with a grant `limits`, each with its `spent`, `reserved` and `capacity`. Other lines
-            are notes.
+        command: a module and its arguments; a worker's number and its seconds follow. It writes a line of JSON for
+            each decision: `granted`, and with a grant `limits`, each with its `spent`, `reserved` and `capacity`. Other
+            lines are notes.
         kill: how many workers are killed with SIGKILL, one after another, and replaced by new ones.
     """
     until = time.monotonic() + seconds
