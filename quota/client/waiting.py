@@ -14,6 +14,9 @@ __all__ = ["AsyncBell", "Bell", "ThreadBell", "Threads"]
 # Starting a thread costs more than a round trip; one that has had nothing to do for so long is not missed.
 _LINGER_S = 10.0
 
+# Ctrl-C may be delivered to any thread, and does not wake up the main one where it waits for a lock.
+_SLICE_S = 0.1
+
 
 class Bell(Protocol):
     """What one caller waits for, once."""
@@ -32,7 +35,9 @@ class ThreadBell:
 
     def wait(self, until_s: float) -> None:
         """Waits until the bell has rung, or until `until_s` (of `time.monotonic`)."""
-        self._lock.acquire(timeout=max(0.0, until_s - time.monotonic()))
+        while (left_s := until_s - time.monotonic()) > 0:
+            if self._lock.acquire(timeout=min(left_s, _SLICE_S)):
+                return
 
 
 class AsyncBell:
