@@ -556,6 +556,22 @@ def test_a_flusher_that_is_stopped_leaves_nobody_without_an_answer() -> None:
     assert len(started) == 2
 
 
+def test_a_call_waits_for_the_one_before_it_on_the_same_id() -> None:
+    """Although another batch may be under way: a settle beside its own reserve could come first."""
+    started: list[Plan[None]] = []
+    coalescer = Coalescer(start=started.append, new_bell=Bell, batches_in_flight=2, batch_max=9, retries=0, timeout_s=5)
+    held = uuid7()
+    next(coalescer.asking(Settle(held, final=False), timeout_s=5, id_is_ours=False))
+    first = next(started[0])
+    next(coalescer.asking(Release(str(held)), timeout_s=5, id_is_ours=False))
+    with pytest.raises(StopIteration):
+        next(started[1])
+    assert isinstance(first, Execute)
+    then = started[0].send(Result([{"state": "held", "late": False, "replayed": False, "overage": "{}"}], []))
+    assert isinstance(then, Execute)
+    assert "quota.release(" in then.statement
+
+
 def test_no_thread_to_be_had() -> None:
     def start(_: Plan[None]) -> None:
         raise RuntimeError("can't start new thread")

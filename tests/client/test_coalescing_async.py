@@ -252,9 +252,14 @@ async def test_few_batches_are_under_way(ledger: str, observer: Connection) -> N
 
 
 async def test_closing_answers_whoever_waits(watched: Watched, observer: Connection) -> None:
+    watched.gate.clear()
     calls = [asyncio.create_task(watched.reserve("user:1", {"usd": 1})) for _ in range(5)]
-    await asyncio.sleep(0)
-    await watched.close()
+    await until(lambda: len(watched.functions) == 1)
+    closing = asyncio.create_task(watched.close())
+    await asyncio.wait({closing}, timeout=0.2)
+    assert not closing.done()
+    watched.gate.set()
+    await closing
     assert all([(await call).granted for call in calls])
     with pytest.raises(RuntimeError, match="closed"):
         await watched.call(Release(uuid7()))
