@@ -11,8 +11,8 @@ from tests.sql.kit import budget, value
 
 
 def test_the_cap_holds_for_coalescing_clients(conn: Connection, database: str, tmp_path: Path, fleet_s: float) -> None:
-    budget(conn, client_worker.SUBJECT, 100, "second", period="1 second")
-    budget(conn, client_worker.SUBJECT, cap := int(fleet_s * 30), "lifetime")
+    budget(conn, client_worker.SUBJECT, 40, "second", period="1 second")
+    budget(conn, client_worker.SUBJECT, cap := int(fleet_s * 16), "lifetime")
     command = ["tests.faults.client_worker", database, "coalescing"]
     told = run_fleet(conn, tmp_path, command, seconds=fleet_s, kill=3)
     assert told.over == []
