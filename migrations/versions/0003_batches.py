@@ -21,6 +21,7 @@ def upgrade() -> None:
     op.execute("DROP FUNCTION quota_internal.seconds(interval)")
     # These take further arguments now; a second function of the same name would be ambiguous.
     op.execute("DROP FUNCTION quota_internal.expire(text, uuid[], bigint[])")
+    op.execute("DROP FUNCTION quota_internal.overdue(text, bigint[], timestamptz, timestamptz)")
     op.execute(
         "DROP FUNCTION quota_internal.close_overdue_in_the_way(text, quota_internal.standing[], bigint[], timestamptz)"
     )
@@ -51,6 +52,7 @@ def downgrade() -> None:
     op.execute("DROP FUNCTION quota_internal.refilled_accounts(quota_internal.accounts[], text, timestamptz)")
     op.execute("DROP FUNCTION quota_internal.lock_touched(text, quota_internal.accounts[], bigint[])")
     op.execute("DROP FUNCTION quota_internal.expire(text, uuid[], bigint[], boolean, boolean)")
+    op.execute("DROP FUNCTION quota_internal.overdue(text, bigint[], timestamptz[], timestamptz, timestamptz)")
     op.execute("DROP FUNCTION quota_internal.with_present_numbers(quota_internal.accounts[], text)")
     op.execute("DROP FUNCTION quota_internal.lock_due(text, uuid[], bigint[], boolean, boolean)")
     op.execute(

@@ -16,7 +16,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Hashable
 from decimal import Decimal
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
@@ -27,12 +27,13 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolClosed, PoolTi
 
 from quota.calls import Call, Reservation, Reserve
 from quota.client import verbs
-from quota.client.attempts import Execute, NoConnection, Pause, Plan, Result
+from quota.client.attempts import Execute, NoConnection, Plan, Result, Wait
 from quota.client.connections import AsyncBoundConnection, BoundConnection, is_stale
 from quota.client.core import Core
 from quota.client.holds import AsyncHold, Hold
 from quota.client.transactions import run, run_async
 from quota.client.verbs import awaited, blocking
+from quota.client.waiting import AsyncBell, ThreadBell, Threads
 
 __all__ = ["AsyncClient", "AsyncHold", "Client", "Hold", "run", "run_async"]
 
@@ -59,6 +60,13 @@ def _held(
     return hold
 
 
+def _keep(task: asyncio.Task[None], tasks: set[asyncio.Task[None]]) -> asyncio.Task[None]:
+    """Keeps a task until it is done: a loop has only weak references to its own."""
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task
+
+
 class Client(Core):
     """The ledger, for threads. Thread-safe, and safe after a fork: every process opens connections of its own.
 
@@ -75,6 +83,12 @@ class Client(Core):
         retries: how often a call may be repeated: serialization failures, deadlocks, lost connections. The id stays the
             same, so nothing is booked twice.
         application_name: how the server lists the sessions, unless the URL says otherwise.
+        coalesce: gather concurrent reserves, settles and releases into batches: far more of them on one hot budget. See
+            `docs/operating.md`. Nothing of what a call means changes, but that a reserve whose caller has left by its
+            deadline or a cancellation cannot be called back; the hold is released when it turns out granted. (An
+            exception is an id of the caller's own after its deadline: ask for the same id again, or let it expire.)
+        batches_in_flight: most batches under way at a time; each takes a connection.
+        batch_max: most calls in a batch, at most 10,000.
 
     Errors: `ConfigError` for arguments that cannot mean anything, or no URL. The first call connects, nothing before.
     A call never takes much longer than its deadline, even when the server accepts and never answers.
@@ -84,6 +98,15 @@ class Client(Core):
         pool = ConnectionPool(self._url, connection_class=BoundConnection, **self._pool_options)
         pool.open()
         return pool
+
+    def _new_bell(self) -> ThreadBell:
+        return ThreadBell()
+
+    def _new_workers(self) -> Threads:
+        return Threads(self.drive)
+
+    def _start(self, plan: Plan[None]) -> None:
+        self._workers.get().start(plan)
 
     def call(self, call: Call[A], *, timeout_s: Decimal | float | None = None) -> A:
         """Carries out any value of `quota.calls`; returns its answer. `timeout_s`: its own deadline in seconds."""
@@ -110,10 +133,12 @@ class Client(Core):
             while True:
                 result: Result | None = None
                 try:
-                    if isinstance(step, Pause):
-                        time.sleep(step.seconds)
-                    else:
+                    if isinstance(step, Execute):
                         result = self._execute(step)
+                    elif isinstance(step, Wait):
+                        step.bell.wait(step.until_s)
+                    else:
+                        time.sleep(step.seconds)
                 except BaseException as error:  # the plan decides about every one
                     step = plan.throw(error)
                 else:
@@ -158,8 +183,14 @@ class Client(Core):
             pool.putconn(connection)
 
     def close(self) -> None:
-        """Closes this process's connections. Calls after it are a `RuntimeError`."""
+        """Closes this process's connections. Calls after it are a `RuntimeError`.
+
+        A coalescing client answers first, for `timeout_s` at most, whoever waits.
+        """
         self._closed = True
+        workers: Threads | None = self._workers.pop()
+        if workers is not None:
+            workers.close(self.timeout_s)
         pool: ConnectionPool[BoundConnection] | None = self._pools.pop()
         if pool is not None:
             pool.close(timeout=self.timeout_s)
@@ -181,6 +212,19 @@ class AsyncClient(Core):
 
     def _new_pool(self) -> AsyncConnectionPool[AsyncBoundConnection]:
         return AsyncConnectionPool(self._url, connection_class=AsyncBoundConnection, **self._pool_options)
+
+    def _new_bell(self) -> AsyncBell:
+        return AsyncBell()
+
+    def _new_workers(self) -> set[asyncio.Task[None]]:
+        return set()
+
+    def _start(self, plan: Plan[None]) -> None:
+        loop = asyncio.get_running_loop()
+        _keep(loop.create_task(self.drive(plan)), self._workers.get(loop))
+
+    def _scope(self) -> Hashable:
+        return asyncio.get_running_loop()
 
     async def call(self, call: Call[A], *, timeout_s: Decimal | float | None = None) -> A:
         """Carries out any value of `quota.calls`; returns its answer. `timeout_s`: its own deadline in seconds."""
@@ -207,10 +251,12 @@ class AsyncClient(Core):
             while True:
                 result: Result | None = None
                 try:
-                    if isinstance(step, Pause):
-                        await asyncio.sleep(step.seconds)
-                    else:
+                    if isinstance(step, Execute):
                         result = await self._execute(step)
+                    elif isinstance(step, Wait):
+                        await step.bell.wait(step.until_s)
+                    else:
+                        await asyncio.sleep(step.seconds)
                 except BaseException as error:  # the plan decides about every one
                     step = plan.throw(error)
                 else:
@@ -258,14 +304,17 @@ class AsyncClient(Core):
             await pool.putconn(connection)
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._background.add(task)  # the loop itself keeps only weak references
-        task.add_done_callback(self._background.discard)
-        return task
+        return _keep(asyncio.get_running_loop().create_task(work), self._background)
 
     async def close(self) -> None:
-        """Closes this loop's connections. Calls after it are a `RuntimeError`."""
+        """Closes this loop's connections. Calls after it are a `RuntimeError`.
+
+        A coalescing client answers first, for `timeout_s` at most, whoever waits.
+        """
         self._closed = True
+        workers: set[asyncio.Task[None]] | None = self._workers.pop(asyncio.get_running_loop())
+        if workers:
+            await asyncio.wait(set(workers), timeout=self.timeout_s)
         pool: AsyncConnectionPool[AsyncBoundConnection] | None = self._pools.pop(asyncio.get_running_loop())
         if self._background:
             await asyncio.wait(set(self._background), timeout=_CANCEL_S)

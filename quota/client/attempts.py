@@ -18,7 +18,7 @@ import psycopg
 from quota.calls import Call, Row
 from quota.errors import Fate, QuotaError, Unavailable, fate, from_database_error
 
-__all__ = ["Execute", "NoConnection", "Pause", "Plan", "Result", "TooLate", "attempts"]
+__all__ = ["Execute", "NoConnection", "Pause", "Plan", "Result", "TooLate", "Wait", "attempts"]
 
 logger = logging.getLogger("quota.client")
 
@@ -47,6 +47,14 @@ class Pause:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Step: wait until the bell has rung, at the longest until `until_s` (of `time.monotonic`)."""
+
+    bell: Any
+    until_s: float
+
+
 class Result(NamedTuple):
     """What came of `Execute`: the rows, and the warnings that the server sent along."""
 
@@ -54,7 +62,7 @@ class Result(NamedTuple):
     warnings: list[str]
 
 
-Plan = Generator[Execute | Pause, Any, A]
+Plan = Generator[Execute | Pause | Wait, Any, A]
 """Steps to an answer."""
 
 
@@ -66,20 +74,21 @@ class TooLate(psycopg.OperationalError):
     """The deadline passed while the statement was under way."""
 
 
-def attempts(call: Call[A], *, timeout_s: float, retries: int) -> Plan[A]:
+def attempts(call: Call[A], *, timeout_s: float, retries: int, deadline_s: float | None = None) -> Plan[A]:
     """Plans one call.
 
     Arguments:
         call: the call; it has its id already, so that every attempt is the same request.
         timeout_s: for everything together: waiting for a connection, connecting, executing, pausing, retrying.
         retries: how often it may be repeated.
+        deadline_s: when the time is over (of `time.monotonic`), if it began to run earlier than now.
 
     Result: the plan of its answer. Repeated with full jitter: serialization failures and deadlocks; and, if the call is
     repeatable, results in doubt: a lost connection, or a warning on a write (a commit whose wait for a standby was
     cancelled is acknowledged with nothing but a warning).
     Errors: whatever `Misuse` the database reports; `Unavailable` when time or retries have run out.
     """
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s = time.monotonic() + timeout_s if deadline_s is None else deadline_s
     step = Execute(call.statement, call.parameters(), deadline_s)
     in_doubt = False
     for attempt in range(retries + 1):

@@ -14,6 +14,7 @@ from quota.calls import Adjust, Call, Costs, Extend, Release, Released, Reservat
 from quota.client.attempts import Plan
 from quota.client.verbs import awaited, blocking
 from quota.errors import Unavailable
+from quota.ids import uuid7
 
 if TYPE_CHECKING:
     from quota.client import AsyncClient, Client
@@ -31,7 +32,8 @@ class _HoldCore:
 
     def __init__(self, core: Core, reserve: Reserve) -> None:
         self._core = core
-        self._reserve = reserve
+        self._id_is_ours = reserve.id is None
+        self._reserve = reserve.identified(uuid7)
         self._answer: Reservation | None = None
         self._sent = False
         self._closed = False
@@ -58,7 +60,7 @@ class _HoldCore:
         if self._answer is not None:
             raise RuntimeError("a hold is entered once; ask the client for a new one")
         try:
-            self._answer = yield from self._core.plan(self._reserve)
+            self._answer = yield from self._core.plan(self._reserve, id_is_ours=self._id_is_ours)
         except Exception:
             raise
         except BaseException:

@@ -1,8 +1,10 @@
 -- Expiry. A hold is expired from expires_at on, swept or not: decisions discount overdue holds, and whoever is in their way, or
 -- the reaper, closes them. Everything here depends on the reservation's row alone.
 
--- What overdue holds have in these accounts' current windows: it returns (released) or counts as spent (charged).
-CREATE OR REPLACE FUNCTION quota_internal.overdue(tenant text, ids bigint[], since timestamptz, at timestamptz)
+-- What overdue holds have in these windows of accounts: it returns (released) or counts as spent (charged).
+CREATE OR REPLACE FUNCTION quota_internal.overdue(
+    tenant text, ids bigint[], windows timestamptz[], since timestamptz, at timestamptz
+)
 RETURNS TABLE (account bigint, released numeric, charged numeric)
 LANGUAGE sql STABLE AS $$
     SELECT a.id,
@@ -11,10 +13,10 @@ LANGUAGE sql STABLE AS $$
     FROM quota_internal.reservations r
     CROSS JOIN unnest(r.line_accounts, r.line_windows, r.line_held, r.line_booked, r.line_charged)
         l(account, window_start, held, booked, charged)
-    JOIN quota_internal.accounts a ON a.tenant = overdue.tenant AND a.id = l.account
+    JOIN unnest(ids, windows) a(id, window_start) ON a.id = l.account
         AND l.window_start IS NOT DISTINCT FROM a.window_start
     WHERE r.tenant = overdue.tenant AND r.state = 'held' AND r.expires_at >= overdue.since AND r.expires_at <= overdue.at
-        AND r.line_accounts && overdue.ids AND a.id = ANY (overdue.ids)
+        AND r.line_accounts && overdue.ids
     GROUP BY a.id
 $$;
 
@@ -38,7 +40,10 @@ BEGIN
     IF since IS NULL THEN
         RETURN accounts;
     END IF;
-    FOR o IN SELECT * FROM quota_internal.overdue(a.tenant, ARRAY(SELECT x.id FROM unnest(accounts) x), since, at) LOOP
+    FOR o IN
+        SELECT * FROM quota_internal.overdue(a.tenant, ARRAY(SELECT x.id FROM unnest(accounts) x),
+            ARRAY(SELECT x.window_start FROM unnest(accounts) x), since, at)
+    LOOP
         FOR i IN 1 .. cardinality(accounts) LOOP
             IF accounts[i].id = o.account THEN
                 accounts[i].reserved := accounts[i].reserved - o.released - o.charged;
