@@ -17,6 +17,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from concurrent import futures
 from decimal import Decimal
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
@@ -27,7 +28,7 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolClosed, PoolTi
 
 from quota.calls import Call, Reservation, Reserve
 from quota.client import verbs
-from quota.client.attempts import Execute, NoConnection, Pause, Plan, Result
+from quota.client.attempts import Execute, Join, NoConnection, Pause, Plan, Result
 from quota.client.connections import AsyncBoundConnection, BoundConnection, is_stale
 from quota.client.core import Core
 from quota.client.holds import AsyncHold, Hold
@@ -112,6 +113,8 @@ class Client(Core):
                 try:
                     if isinstance(step, Pause):
                         time.sleep(step.seconds)
+                    elif isinstance(step, Join):
+                        futures.wait([step.other], timeout=max(0.0, step.deadline_s - time.monotonic()))
                     else:
                         result = self._execute(step)
                 except BaseException as error:  # the plan decides about every one
@@ -209,6 +212,10 @@ class AsyncClient(Core):
                 try:
                     if isinstance(step, Pause):
                         await asyncio.sleep(step.seconds)
+                    elif isinstance(step, Join):
+                        # wait, not wait_for: who is cancelled here must not cancel what others wait for too.
+                        other = asyncio.wrap_future(step.other)
+                        await asyncio.wait([other], timeout=max(0.0, step.deadline_s - time.monotonic()))
                     else:
                         result = await self._execute(step)
                 except BaseException as error:  # the plan decides about every one

@@ -27,7 +27,16 @@ from psycopg.rows import DictRow, dict_row
 
 from quota.client.attempts import TooLate
 
-__all__ = ["AsyncBoundConnection", "BoundConnection", "Failures", "PerProcess", "is_stale", "pool_options", "until"]
+__all__ = [
+    "AsyncBoundConnection",
+    "BoundConnection",
+    "Failures",
+    "PerProcess",
+    "forks",
+    "is_stale",
+    "pool_options",
+    "until",
+]
 
 V = TypeVar("V")
 
@@ -171,9 +180,9 @@ class _Forks:
         self.behind += 1
 
 
-_forks = _Forks()
+forks = _Forks()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forks.one_more)
+    os.register_at_fork(after_in_child=forks.one_more)
 
 
 class _Cell(Generic[V]):
@@ -211,4 +220,4 @@ class PerProcess(Generic[V]):
 
     @staticmethod
     def _key(scope: Hashable) -> Hashable:
-        return os.getpid(), _forks.behind, scope
+        return os.getpid(), forks.behind, scope

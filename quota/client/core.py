@@ -116,14 +116,29 @@ class Core:
             answer = self._answer_for_bypassed(call)
             if answer is not None:
                 return cast("A", answer)
-        if timeout_s is None:
-            timeout_s = self.timeout_s if call.timeout_s is None else max(float(call.timeout_s), self.timeout_s)
         try:
-            return (yield from attempts(call, timeout_s=float(timeout_s), retries=self.retries))
+            return (yield from self.ask(call, timeout_s))
         except Unavailable as error:
             if self.fail_open and isinstance(call, Reserve):
                 return cast("A", self._bypass(call, error))
             raise
+
+    def ask(
+        self, call: Call[A], timeout_s: Decimal | float | None = None, retries: int | None = None
+    ) -> Plan[A]:
+        """Plans a call that only the database may answer, whatever `fail_open` says.
+
+        Arguments:
+            call: the call, with its id.
+            timeout_s: its deadline in seconds; None: the call's own, else the client's.
+            retries: how often it may be repeated; None: as the client is set.
+        """
+        if self._closed:
+            raise RuntimeError("this client is closed")
+        if timeout_s is None:
+            timeout_s = self.timeout_s if call.timeout_s is None else max(float(call.timeout_s), self.timeout_s)
+        retries = self.retries if retries is None else retries
+        return (yield from attempts(call, timeout_s=float(timeout_s), retries=retries))
 
     def _bypass(self, call: Reserve, error: Unavailable) -> Reservation:
         identity = UUID(str(call.id))
