@@ -27,16 +27,7 @@ from psycopg.rows import DictRow, dict_row
 
 from quota.client.attempts import TooLate
 
-__all__ = [
-    "AsyncBoundConnection",
-    "BoundConnection",
-    "Failures",
-    "PerProcess",
-    "forks",
-    "is_stale",
-    "pool_options",
-    "until",
-]
+__all__ = ["AsyncBoundConnection", "BoundConnection", "Failures", "PerProcess", "is_stale", "pool_options", "until"]
 
 V = TypeVar("V")
 
@@ -180,9 +171,9 @@ class _Forks:
         self.behind += 1
 
 
-forks = _Forks()
+_forks = _Forks()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=forks.one_more)
+    os.register_at_fork(after_in_child=_forks.one_more)
 
 
 class _Cell(Generic[V]):
@@ -220,4 +211,4 @@ class PerProcess(Generic[V]):
 
     @staticmethod
     def _key(scope: Hashable) -> Hashable:
-        return os.getpid(), forks.behind, scope
+        return os.getpid(), _forks.behind, scope

@@ -123,9 +123,7 @@ class Core:
                 return cast("A", self._bypass(call, error))
             raise
 
-    def ask(
-        self, call: Call[A], timeout_s: Decimal | float | None = None, retries: int | None = None
-    ) -> Plan[A]:
+    def ask(self, call: Call[A], timeout_s: Decimal | float | None = None, retries: int | None = None) -> Plan[A]:
         """Plans a call that only the database may answer, whatever `fail_open` says.
 
         Arguments:

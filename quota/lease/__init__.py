@@ -27,7 +27,7 @@ from quota.client.attempts import Plan
 from quota.client.core import Core
 from quota.client.verbs import awaited, blocking
 from quota.ids import uuid7
-from quota.lease.escrow import Escrow
+from quota.lease.escrow import TTL_S, Escrow
 from quota.lease.plans import Planner, boot_clock
 from quota.lease.terms import Terms
 
@@ -38,8 +38,7 @@ logger = logging.getLogger("quota.lease")
 A = TypeVar("A")
 C = TypeVar("C", bound=Core)
 
-_TTL = timedelta(minutes=10)
-_TTL_S = _TTL.total_seconds()
+_TTL = timedelta(seconds=TTL_S)
 
 
 def reserve(
@@ -157,7 +156,7 @@ class LeasedBudget(Budget[Client]):
     ) -> Reservation:
         """Holds the worst case out of the lease, or refuses. See the function `reserve` of this module."""
         if id is None and ttl is _TTL:
-            answer = self.escrow.take(costs, _TTL_S)
+            answer = self.escrow.take(costs)
             if answer is not None:
                 return answer
         return self.call(reserve(self, costs, ttl=ttl, id=id, details=details))
@@ -252,7 +251,7 @@ class AsyncLeasedBudget(Budget[AsyncClient]):
     ) -> Reservation:
         """Holds the worst case out of the lease, or refuses. See the function `reserve` of this module."""
         if id is None and ttl is _TTL:
-            answer = self.escrow.take(costs, _TTL_S)
+            answer = self.escrow.take(costs)
             if answer is not None:
                 return answer
         return await self.call(reserve(self, costs, ttl=ttl, id=id, details=details))

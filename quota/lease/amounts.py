@@ -10,7 +10,8 @@ from quota.calls.base import COSTS
 from quota.errors import AmountOutOfRange, InvalidAmount, InvalidCosts
 
 __all__ = [
-    "LIMIT",
+    "PLAIN",
+    "PLAIN_DIGITS",
     "STEP",
     "ZERO",
     "Amounts",
@@ -20,7 +21,6 @@ __all__ = [
     "exact_amount",
     "floored",
     "multiply",
-    "read",
     "remainder",
     "subtract",
 ]
@@ -39,6 +39,11 @@ subtract = _exact.subtract
 multiply = _exact.multiply
 divide = _exact.divide_int
 remainder = _exact.remainder
+
+# Sums of amounts below the one come out exact in a context of so many digits, as Python's own is: there operators, which
+# are faster, may be used.
+PLAIN = Decimal(10) ** 15
+PLAIN_DIGITS = 28
 
 
 def floored(amount: Decimal, step: Decimal) -> Decimal:
@@ -77,21 +82,6 @@ def exact_amount(unit: str, value: object) -> Decimal:
             "Round it yourself, up for a hold.",
         )
     return found if found else ZERO
-
-
-def read(costs: Costs, into: Amounts) -> bool:
-    """Reads a cost map into another one, if that is plain; False: `amounts_of` says what is wrong with it."""
-    try:
-        for unit, amount in costs.items():
-            if type(amount) is not Decimal:
-                into[unit] = exact_amount(unit, amount)
-            elif ZERO <= amount < LIMIT and not remainder(amount, STEP):
-                into[unit] = amount
-            else:
-                return False
-    except (AttributeError, InvalidOperation):  # no map, NaN
-        return False
-    return True
 
 
 def amounts_of(costs: Costs) -> Amounts:

@@ -6,13 +6,13 @@ for expired. What the database has answered about leases is told by `Leases`.
 
 from __future__ import annotations
 
-import math
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation, getcontext
 from enum import Enum
+from typing import Any
 from uuid import UUID
 
 from quota.calls import Costs, Released, Reservation, Settlement
@@ -27,16 +27,18 @@ from quota.errors import (
     TotalDecreased,
     UnitNotHeld,
 )
-from quota.lease.amounts import ZERO, Amounts, add, read, remainder, subtract
+from quota.lease.amounts import PLAIN_DIGITS, STEP, ZERO, Amounts, add, exact_amount, remainder, subtract
 from quota.lease.lease import Lease
 from quota.lease.leases import Leases
-from quota.lease.local import Granted, Local, identity, keys, standings
+from quota.lease.local import Granted, Local, first_key, identity, standings
 from quota.lease.terms import COUNTED, Terms
 
-__all__ = ["Escrow", "Need", "Verdict", "key_of"]
+__all__ = ["TTL_S", "Escrow", "Need", "Verdict", "key_of"]
 
 # Closed calls that are remembered, so that a repeated close finds its answer; and ids that were decided elsewhere.
-REMEMBERED = 20_000
+REMEMBERED = 10_000
+TTL_S = 600.0
+"""How long a call lives when nobody says otherwise, in seconds."""
 
 _SETTLED = Settlement(state="settled")
 _RELEASED = Released(state="released")
@@ -59,30 +61,41 @@ class Need:
 
 
 class Escrow(Leases):
-    """The calls under the leases of one process. Thread-safe. Field: `direct` counts those that the database decides."""
+    """The calls under the leases of one process. Thread-safe. Field: `direct` counts those the database decides."""
 
     def __init__(self, terms: Terms, clock: Callable[[], float]) -> None:
         super().__init__(terms, clock)
         self.direct = 0
-        self._calls: dict[int, Local] = {}
-        self._done: deque[int] = deque()
+        self._open: dict[int, Local] = {}
+        # Closed calls: the newer ones, and as many older ones, forgotten together.
+        self._done: dict[int, Local] = {}
+        self._done_before: dict[int, Local] = {}
         self._elsewhere: OrderedDict[int, None] = OrderedDict()
-        self._keys = keys()
-        self._earliest_s = math.inf
+        self._key = self._first = first_key()
+        self._others = 0
+        # No call's time passes before that; what `take` grants later passes later.
+        self._earliest_s = clock() + TTL_S
+
+    @property
+    def local(self) -> int:
+        """How many calls were granted here."""
+        return self._key - self._first + self._others
 
     # -- reserve ------------------------------------------------------------------------------------------------------
 
-    def take(self, costs: Costs, ttl_s: float) -> Reservation | None:
-        """Grants a new call if that is plain; None: `reserve` decides, and says what is wrong or missing."""
+    # `take` and `close` are `reserve` and `settle` for the plain case, in as few steps as there can be; whatever is out
+    # of the ordinary they leave to those, and everything as it was.
+
+    def take(self, costs: Costs) -> Reservation | None:
+        """Grants a new call of the usual time if that is plain; None: `reserve` decides, and says what is wrong."""
         lease = self._lease
-        if lease is None:
+        if lease is None or not lease.plain or getcontext().prec < PLAIN_DIGITS:
             return None
-        asked = lease.counted.copy()
         try:
-            if not read(costs, asked):
+            asked: dict[str, Any] = {**lease.counted, **costs}  # no map at all: a TypeError, as it should be
+            if len(asked) != len(lease.free) or (lease.slots and not lease.slots.isdisjoint(costs)):
                 return None
-            if len(asked) != len(lease.free) or not lease.slots.isdisjoint(costs):
-                return None
+            left = {}
             with self._lock:
                 # Read under the lock: whoever waited for it waited a while.
                 now_s = self._clock()
@@ -90,17 +103,18 @@ class Escrow(Leases):
                     return None
                 free = lease.free
                 for unit, amount in asked.items():
-                    if amount > free[unit] and amount:
+                    if type(amount) is not Decimal:
+                        asked[unit] = amount = exact_amount(unit, amount)  # noqa: PLW2901
+                    if not ZERO <= amount <= free[unit] or amount % STEP:
                         return None
-                for unit, amount in asked.items():
-                    free[unit] = subtract(free[unit], amount)
-                key = next(self._keys)
-                local = self._calls[key] = Local(lease, asked, now_s + ttl_s)
-                if local.deadline_s < self._earliest_s:
-                    self._earliest_s = local.deadline_s
-                lease.open += 1
-                self.local += 1
-        except KeyError:  # a unit that is not leased
+                    left[unit] = free[unit] - amount
+                free.update(left)
+                self._key = key = self._key + 1
+                self._open[key] = local = Local()
+                local.lease = lease
+                local.asked = local.first = asked
+                local.deadline_s = now_s + TTL_S
+        except (InvalidOperation, KeyError):  # NaN, or more digits than the caller's context has; a unit not leased
             return None
         return Granted.to(key, local)
 
@@ -111,7 +125,7 @@ class Escrow(Leases):
         """
         with self._lock:
             now_s = self._clock()
-            if (known := self._calls.get(key)) is not None:
+            if (known := self._find(key)) is not None:
                 return self._replay(key, known, given, now_s)
             if self._closed:
                 raise RuntimeError("this leased budget is closed")
@@ -129,10 +143,12 @@ class Escrow(Leases):
                 return Verdict.LEASE if lease.within(asked) and not lease.sealed else self._to_database(key)
             for unit, amount in asked.items():
                 lease.free[unit] = subtract(lease.free[unit], amount)
-            local = self._calls[key] = Local(lease, asked, now_s + ttl_s)
+            self._open[key] = local = Local()
+            local.lease = lease
+            local.asked = local.first = asked
+            local.deadline_s = now_s + ttl_s
             self._earliest_s = min(self._earliest_s, local.deadline_s)
-            lease.open += 1
-            self.local += 1
+            self._others += 1
             return Granted.to(key, local)
 
     def _to_database(self, key: int) -> Verdict:
@@ -180,37 +196,43 @@ class Escrow(Leases):
 
     def close(self, key: int, costs: Costs | None) -> Settlement | None:
         """Settles an open call finally if that is plain; None: `settle` does."""
-        totals: Amounts = {}
-        if costs is not None and not (read(costs, totals) and totals):
+        given: dict[str, Any] = {} if costs is None else {**costs}
+        if (not given and costs is not None) or getcontext().prec < PLAIN_DIGITS:
             return None
-        with self._lock:
-            local = self._calls.get(key)
-            if local is None or local.state != "held" or local.booked or self._clock() >= local.deadline_s:
-                return None
-            asked = local.asked
-            if not totals.keys() <= asked.keys():
-                return None
-            lease = local.lease
-            free, used = lease.free, lease.used
-            over = None
-            for unit, amount in asked.items():
-                if unit in lease.slots:
-                    free[unit] = add(free[unit], amount)
-                    continue
-                total = totals.get(unit, amount)
-                used[unit] = add(used[unit], total)
-                if total is not amount:
-                    free[unit] = add(free[unit], subtract(amount, total))
-                    if total > amount:
-                        over = over or {}
-                        over[unit] = subtract(total, amount)
-            local.booked = totals
-            local.state = "settled"
-            lease.open -= 1
-            self._done.append(key)
-            if len(self._done) > REMEMBERED:
-                del self._calls[self._done.popleft()]
-        return _SETTLED if over is None else Settlement(state="settled", overage=over)
+        matched = 0
+        used, free = {}, {}
+        try:
+            with self._lock:
+                local = self._open.get(key)
+                if local is None or local.booked or self._clock() >= local.deadline_s or not local.lease.plain:
+                    return None
+                lease = local.lease
+                for unit, amount in local.asked.items():
+                    total = given.get(unit)
+                    if total is None:
+                        total = amount
+                    else:
+                        matched += 1
+                        if type(total) is not Decimal:
+                            given[unit] = total = exact_amount(unit, total)
+                        if not ZERO <= total <= amount or total % STEP:
+                            return None
+                    if unit in lease.slots:
+                        free[unit] = lease.free[unit] + amount
+                    else:
+                        used[unit] = lease.used[unit] + total
+                        free[unit] = lease.free[unit] + (amount - total)
+                if matched != len(given):
+                    return None
+                lease.used.update(used)
+                lease.free.update(free)
+                local.booked = given
+                local.state = "settled"
+                del self._open[key]
+                self._remember(key, local)
+        except InvalidOperation:
+            return None
+        return _SETTLED
 
     def settle(self, key: int, given: Amounts | None, final: bool, outcome: str) -> tuple[Settlement, Amounts] | None:
         """Books totals of a call. Arguments as in `Client.settle`, judged.
@@ -310,11 +332,11 @@ class Escrow(Leases):
     def recorded(self, key: int) -> None:
         """What the lease of a call could not book has been recorded."""
         with self._lock:
-            if (local := self._calls.get(key)) is not None:
+            if (local := self._find(key)) is not None:
                 local.unbooked = None
 
     def _known(self, key: int) -> Local | None:
-        local = self._calls.get(key)
+        local = self._find(key)
         if local is not None and local.state == "held" and self._clock() >= local.deadline_s:
             self._expire(key, local)
         return local
@@ -365,6 +387,7 @@ class Escrow(Leases):
             freed = subtract(max(ZERO, subtract(amount, before)), kept)
             lease.used[unit] = add(lease.used[unit], step)
             lease.free[unit] = add(lease.free[unit], subtract(freed, step))
+        lease.note_size()
 
     @staticmethod
     def _correct(local: Local, before: Amounts, totals: Amounts) -> None:
@@ -379,15 +402,15 @@ class Escrow(Leases):
                 continue
             lease.used[unit] = add(lease.used[unit], step)
             lease.free[unit] = subtract(lease.free[unit], step)
+        lease.note_size()
 
     def _sweep(self, now_s: float) -> None:
         if now_s < self._earliest_s:
             return
-        held = [(key, local) for key, local in self._calls.items() if local.state == "held"]
-        for key, local in held:
+        for key, local in list(self._open.items()):
             if now_s >= local.deadline_s:
                 self._expire(key, local)
-        self._earliest_s = min((local.deadline_s for _, local in held if local.state == "held"), default=math.inf)
+        self._earliest_s = min([now_s + TTL_S, *(local.deadline_s for local in self._open.values())])
 
     def _expire(self, key: int, local: Local) -> None:
         local.charged = self.terms.on_expiry == "charge"
@@ -396,10 +419,19 @@ class Escrow(Leases):
         local.state = "expired"
 
     def _finished(self, key: int, local: Local) -> None:
-        local.lease.open -= 1
-        self._done.append(key)
-        if len(self._done) > REMEMBERED:
-            del self._calls[self._done.popleft()]
+        del self._open[key]
+        self._remember(key, local)
+
+    def _remember(self, key: int, local: Local) -> None:
+        self._done[key] = local
+        if len(self._done) >= REMEMBERED:
+            self._done_before, self._done = self._done, {}
+
+    def _find(self, key: int) -> Local | None:
+        return self._open.get(key) or self._done.get(key) or self._done_before.get(key)
+
+    def _in_use(self, lease: Lease) -> bool:
+        return any(local.lease is lease for local in self._open.values())
 
     @staticmethod
     def _require_open(key: int, local: Local) -> None:

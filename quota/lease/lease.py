@@ -9,7 +9,7 @@ from decimal import Decimal
 from uuid import UUID
 
 from quota.calls import BalanceRow, Reservation, Standing
-from quota.lease.amounts import STEP, ZERO, Amounts, add, floored, multiply, subtract
+from quota.lease.amounts import PLAIN, STEP, ZERO, Amounts, add, floored, multiply, subtract
 from quota.lease.terms import CAUTION, COUNTED, Terms
 
 __all__ = ["Lease", "earliest_end", "fitting"]
@@ -35,13 +35,13 @@ class Lease:
         draining: nothing new is granted; it ends with its last open call.
         sealed: never raised again (a lowering may still be under way).
         lost: the database has closed it, or says that it has.
+        plain: its amounts are small enough for any context of the usual digits.
         closing: its final totals have been sent and are fixed.
     """
 
     def __init__(self, identity: UUID, terms: Terms, totals: Amounts, answer: Reservation, sent_s: float) -> None:
         self.id = identity
         self.terms = terms
-        self.open = 0
         self.draining = self.sealed = self.lost = self.closing = self.tight = False
         standings = answer.remaining
         units = dict.fromkeys(s.unit for s in standings if s.unit is not None)
@@ -54,6 +54,8 @@ class Lease:
         self.counted: Amounts = {unit: _ONE for unit in COUNTED if unit in self.held}
         self.size = {unit: terms.size_of(unit, _least_available(standings, unit)) for unit in units}
         self._ends: datetime | None = None
+        self.plain = True
+        self.note_size()
         self.anchor_s, self._anchor_at = sent_s, datetime.now(UTC)
         self.until = self.expiry = -math.inf
         if answer.expires_at is not None:
@@ -143,6 +145,11 @@ class Lease:
             if total > self.held[unit]:
                 self.free[unit] = add(self.free[unit], subtract(total, self.held[unit]))
                 self.held[unit] = total
+        self.note_size()
+
+    def note_size(self) -> None:
+        """Something may have become large: `plain`."""
+        self.plain = all(total < PLAIN for total in (*self.held.values(), *self.used.values()))
 
     def lowered(self, keep: Amounts) -> Amounts:
         """Gives up what is free above `keep`; returns the totals to lower the reservation to, none when nothing is."""

@@ -9,7 +9,6 @@ from concurrent.futures import Future
 from datetime import datetime
 from typing import Any
 
-from quota.client.connections import forks
 from quota.lease.amounts import ZERO, Amounts, add, subtract
 from quota.lease.lease import Lease
 from quota.lease.terms import Terms
@@ -22,14 +21,11 @@ class Leases:
 
     Arguments: `terms`; `clock`, seconds that never step back and go on while the machine sleeps.
 
-    Fields: `local` counts the calls that were granted here; `keeper` is whatever looks after the leases; `generation`
-    tells a forked child that they are not its own.
+    Field: `keeper` is whatever looks after the leases.
     """
 
     def __init__(self, terms: Terms, clock: Callable[[], float]) -> None:
         self.terms = terms
-        self.generation = forks.behind
-        self.local = 0
         self.keeper: Any = None
         self._clock = clock
         self._lock = threading.Lock()
@@ -39,9 +35,23 @@ class Leases:
         self._turn: Future[None] | None = None
         self._closed = False
 
+    @property
+    def local(self) -> int:
+        """How many calls were granted here."""
+        raise NotImplementedError
+
     def _sweep(self, now_s: float) -> None:
         """Closes the calls whose time has passed."""
         raise NotImplementedError
+
+    def _in_use(self, lease: Lease) -> bool:
+        """True while calls under this lease are open."""
+        raise NotImplementedError
+
+    def is_needed(self, lease: Lease) -> bool:
+        """True while calls are granted from this lease, or open under it."""
+        with self._lock:
+            return not lease.draining or self._in_use(lease)
 
     def turn(self) -> Future[None] | None:
         """Asks to be the one who talks to the database about leases; None: so it is, until `pass_turn`. Else who is."""
@@ -137,7 +147,7 @@ class Leases:
     def final_totals(self, lease: Lease) -> Amounts | None:
         """Returns what a lease comes to that no call needs any more, fixed from here on; None while one does."""
         with self._lock:
-            if not lease.draining or lease.open:
+            if not lease.draining or self._in_use(lease):
                 return None
             if not lease.closing:
                 lease.closing = True
@@ -168,7 +178,7 @@ class Leases:
         """Gives up what is idle; returns the totals to lower the reservation to, None when nothing is to be done."""
         with self._lock:
             if lease.draining:
-                return lease.lowered({}) if lease.open else None
+                return lease.lowered({}) if self._in_use(lease) else None
             now_s = self._clock()
             if now_s - lease.reviewed_s < self.terms.idle_s:
                 return None
@@ -177,7 +187,7 @@ class Leases:
             idle = self.local == lease.reviewed_grants
             lease.reviewed_s, lease.reviewed_grants, lease.reviewed_out = now_s, self.local, out
             lease.tight = False
-            if idle and not lease.open:
+            if idle and not self._in_use(lease):
                 self._retire(lease)
                 return None
             if idle:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from itertools import count
+from datetime import datetime
 from typing import Any
 from uuid import UUID, SafeUUID
 
@@ -12,28 +12,34 @@ from quota.ids import uuid7
 from quota.lease.amounts import ZERO, Amounts
 from quota.lease.lease import Lease
 
-__all__ = ["Granted", "Local", "identity", "keys", "standings"]
+__all__ = ["Granted", "Local", "first_key", "identity", "standings"]
 
-_DEFAULTS = {
-    field.name: field.default for field in dataclasses.fields(Reservation) if field.default is not dataclasses.MISSING
-} | {"state": "held"}
 # The last 62 bits of a UUID follow its variant; with the first two of them clear, counting on never reaches it.
 _ROOM = ~(0b11 << 60)
 
+_UNKNOWN = SafeUUID.unknown
 _new = object.__new__
-_set = object.__setattr__
 
 
-def keys() -> count[int]:
-    """Returns ids for the calls of one process, as integers: a version 7 UUID, counted on."""
-    return count(uuid7().int & _ROOM)
+def first_key() -> int:
+    """Returns the id that the calls of one process count on from, as an integer: a version 7 UUID."""
+    return uuid7().int & _ROOM
+
+
+class _Blank(UUID):
+    """A UUID that can still be filled in."""
+
+    __slots__ = ()
+
+    __setattr__ = object.__setattr__  # type: ignore[assignment]
 
 
 def identity(key: int) -> UUID:
     """Returns the UUID of an integer, without the checks that its constructor makes of texts and fields."""
-    made = _new(UUID)
-    _set(made, "int", key)
-    _set(made, "is_safe", SafeUUID.unknown)
+    made = _new(_Blank)
+    made.int = key  # type: ignore[misc]
+    made.is_safe = _UNKNOWN  # type: ignore[misc]
+    made.__class__ = UUID  # type: ignore[assignment]
     return made
 
 
@@ -41,6 +47,7 @@ class Local:
     """One call under a lease.
 
     Fields:
+        lease: what it was granted from.
         asked: what it holds, or held, by unit; never changed in place.
         first: what it asked for at first.
         deadline_s: when it expires, by the local clock.
@@ -52,46 +59,71 @@ class Local:
         unbooked: usage that its lease can no longer book: it is to be recorded.
     """
 
+    lease: Lease
+    asked: Amounts
+    first: Amounts
+    deadline_s: float
     state = "held"
     booked: Amounts = {}  # noqa: RUF012 - read only; most calls have none
     unknown = charged = late = False
     unbooked: Amounts | None = None
 
-    def __init__(self, lease: Lease, asked: Amounts, deadline_s: float) -> None:
-        self.lease = lease
-        self.asked = self.first = asked
-        self.deadline_s = deadline_s
-
 
 class Granted(Reservation):
-    """A grant under a lease. What is rarely read is worked out when it is: `expires_at` and `remaining`."""
+    """A grant under a lease. What is the same in all of them, its class knows; the rest is worked out when it is read.
 
-    __slots__ = ("_local",)
+    Copies of it are plain: pickled, or with `dataclasses.replace`, it is a `Reservation` of its own.
+    """
 
+    __slots__ = ("_key", "_local")
+
+    _key: int
     _local: Local
 
-    @classmethod
-    def to(cls, key: int, local: Local) -> Granted:
+    granted = True
+    state = "held"
+    replayed = False
+    reason = limit_subject = limit_name = unit = None
+    capacity = spent = reserved = requested = retry_after_s = None
+    violations = ()
+
+    # Its own two are set like any attribute; of what a reservation has, nothing can be.
+    __setattr__ = object.__setattr__
+    __delattr__ = object.__delattr__
+
+    def __new__(cls, **fields: Any) -> Reservation:  # type: ignore[misc]
+        """Called like a reservation it makes one; grants are made by `to`."""
+        return Reservation(**fields)
+
+    @staticmethod
+    def to(key: int, local: Local) -> Granted:
         """The grant of a call by its key."""
-        made = _new(cls)
-        _set(made, "granted", True)
-        _set(made, "reservation", identity(key))
-        _set(made, "_local", local)
+        made = _new(Granted)
+        made._key = key  # noqa: SLF001
+        made._local = local  # noqa: SLF001
         return made
 
-    def __getattr__(self, name: str) -> Any:
-        """A field that was left out: its slot is empty until it is asked for."""
-        value: Any
-        if name == "expires_at":
-            value = self._local.lease.instant(self._local.deadline_s)
-        elif name == "remaining":
-            value = standings(self._local.lease)
-        elif name in _DEFAULTS:
-            value = _DEFAULTS[name]
-        else:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-        _set(self, name, value)
-        return value
+    @property
+    def reservation(self) -> UUID:
+        """Its id."""
+        return identity(self._key)
+
+    @property
+    def expires_at(self) -> datetime:
+        """When it expires, by the database's clock."""
+        return self._local.lease.instant(self._local.deadline_s)
+
+    @property
+    def remaining(self) -> tuple[Standing, ...]:
+        """Where its lease stands now."""
+        return standings(self._local.lease)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _plain, ({field.name: getattr(self, field.name) for field in dataclasses.fields(self)},)
+
+
+def _plain(fields: dict[str, Any]) -> Reservation:
+    return Reservation(**fields)
 
 
 def standings(lease: Lease) -> tuple[Standing, ...]:

@@ -12,10 +12,12 @@ lease that has changed meanwhile. Everything may be asked twice, and every answe
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import socket
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -37,7 +39,6 @@ from quota.calls import (
     Settlement,
 )
 from quota.client.attempts import Join, Plan
-from quota.client.connections import PerProcess, forks
 from quota.client.core import Core
 from quota.errors import (
     AlreadyReleased,
@@ -75,8 +76,7 @@ def boot_clock() -> Callable[[], float]:
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     if clock is None:
         return time.monotonic
-    clock_gettime = time.clock_gettime
-    return lambda: clock_gettime(clock)
+    return functools.partial(time.clock_gettime, clock)
 
 
 def seconds_of(ttl: timedelta) -> float:
@@ -87,22 +87,32 @@ def seconds_of(ttl: timedelta) -> float:
     return seconds
 
 
+_planners: weakref.WeakSet[Planner] = weakref.WeakSet()
+
+
+def _start_anew() -> None:
+    for planner in list(_planners):
+        planner.start_anew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_start_anew)
+
+
 class Planner:
     """The part of a leased budget that does no I/O. Arguments: the client's core, the terms, the clock."""
 
     def __init__(self, core: Core, terms: Terms, clock: Callable[[], float]) -> None:
         self._core = core
         self._terms = terms
-        self._escrows = PerProcess(lambda: Escrow(terms, clock))
-        self._escrow = self._escrows.get()
+        self._clock = clock
         self.tenant = core.tenant
+        self.start_anew()
+        _planners.add(self)
 
-    @property
-    def escrow(self) -> Escrow:
-        """This process's own: a forked child has none of its parent's leases."""
-        if self._escrow.generation != forks.behind:
-            self._escrow = self._escrows.get()
-        return self._escrow
+    def start_anew(self) -> None:
+        """Begins without a lease: at first, and in a forked child, which has no part in its parent's."""
+        self.escrow = Escrow(self._terms, self._clock)
 
     def plan(self, call: Call[A], timeout_s: Decimal | float | None = None) -> Plan[A]:
         """Plans a call: decided here if it can be, else by the database.
@@ -315,7 +325,7 @@ class Planner:
             escrow.pass_turn()
 
     def _tend(self, escrow: Escrow, lease: Lease) -> Plan[None]:
-        if not lease.lost and (lease.open or not lease.draining):
+        if not lease.lost and escrow.is_needed(lease):
             if escrow.now_s() - lease.anchor_s >= self._terms.ttl_s / 3:
                 yield from self._extend(escrow, lease)
                 yield from self._probe(escrow, lease)

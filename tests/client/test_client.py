@@ -437,7 +437,7 @@ def test_a_value_of_a_process_is_not_its_parents(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("os.getpid", lambda: child)
     assert (once.get(), once.get()) == (2, 2)
     # Even a child that has got the process id of an ancestor.
-    monkeypatch.setattr("quota.client.connections.forks.behind", 1)
+    monkeypatch.setattr("quota.client.connections._forks.behind", 1)
     assert once.get() == 3
     assert (once.pop(), once.pop(), once.get()) == (3, None, 4)
 
