@@ -98,6 +98,11 @@ class Core:
         }
 
     @property
+    def closed(self) -> bool:
+        """True when `close` was called: every call after it is a `RuntimeError`."""
+        return self._closed
+
+    @property
     def bypasses(self) -> int:
         """How many reservations passed unchecked because the database was away (`fail_open`)."""
         return self._bypasses

@@ -98,12 +98,23 @@ class Budget(Planner, Generic[C]):
         )
         super().__init__(client, terms, boot_clock() if clock is None else clock)
         self._client = client
+
+    def start_anew(self) -> None:
+        super().start_anew()
+        # A new one in a child: a thread that it lacks may have been at the old one.
         self._wake = threading.Event()
 
     def asked(self, costs: Costs, **rest: Any) -> Reserve:
         """Returns the call that a reserve of these costs is to the database."""
         terms = self._terms
         return Reserve(terms.subject, costs, also=terms.also, headroom=terms.headroom, tenant=self.tenant, **rest)
+
+    def _may_rest(self, escrow: Escrow, keeper: object) -> bool:
+        if escrow.rest(keeper):
+            return True
+        if self._client.closed:
+            logger.warning("the client of %s is closed: its leases are booked in full", self._terms.subject)
+        return self._client.closed
 
     @property
     def decisions(self) -> tuple[int, int]:
@@ -207,7 +218,7 @@ class LeasedBudget(Budget[Client]):
 
     def _keep(self, escrow: Escrow) -> None:
         me = threading.current_thread()
-        while not escrow.rest(me):
+        while not self._may_rest(escrow, me):
             self._wake.wait(self._terms.interval_s)
             self._wake.clear()
             try:
@@ -296,7 +307,7 @@ class AsyncLeasedBudget(Budget[AsyncClient]):
 
     async def _keep(self, escrow: Escrow) -> None:
         me = asyncio.current_task()
-        while not escrow.rest(me):
+        while not self._may_rest(escrow, me):
             await asyncio.sleep(self._terms.interval_s)
             try:
                 await self._client.drive(self.tending(escrow))

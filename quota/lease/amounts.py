@@ -40,8 +40,8 @@ multiply = _exact.multiply
 divide = _exact.divide_int
 remainder = _exact.remainder
 
-# Sums of amounts below the one come out exact in a context of so many digits, as Python's own is: there operators, which
-# are faster, may be used.
+# Sums of amounts below the one come out exact in a context of so many digits, as Python's own is: there its
+# operators may be used, which are faster.
 PLAIN = Decimal(10) ** 15
 PLAIN_DIGITS = 28
 

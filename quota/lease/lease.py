@@ -27,7 +27,9 @@ class Lease:
         sent: the totals that may have been posted; they never go back.
         slots: the units that return when a call closes and are never booked.
         counted: 1 of each unit that counts by itself, where a limit counts it.
-        size: how much is taken at a time.
+        size: how much is taken at a time, at least.
+        step: how much is taken at a time; twice what went in the last period, where that is more.
+        tight: a raise was refused lately; only what is needed is asked for.
     Fields, instants of the local clock, in seconds:
         until: from when on nothing is granted any more.
         expiry: when the database may take it for expired.
@@ -53,6 +55,7 @@ class Lease:
         self.slots = frozenset(s.unit for s in standings if s.kind == "concurrency" and s.unit is not None)
         self.counted: Amounts = {unit: _ONE for unit in COUNTED if unit in self.held}
         self.size = {unit: terms.size_of(unit, _least_available(standings, unit)) for unit in units}
+        self.step = dict(self.size)
         self._ends: datetime | None = None
         self.plain = True
         self.note_size()
@@ -135,7 +138,7 @@ class Lease:
             short = subtract(amount, self.free[unit]) if amount else ZERO
             if short > ZERO:
                 room = subtract(self.terms.most_of(unit), add(self.unused(unit), short))
-                step = max(ZERO, min(self.size[unit], room)) if ambitious else ZERO
+                step = max(ZERO, min(self.step[unit], room)) if ambitious else ZERO
                 totals[unit] = add(self.held[unit], add(short, step))
         return totals
 

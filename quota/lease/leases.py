@@ -141,7 +141,9 @@ class Leases:
         with self._lock:
             now_s = self._clock()
             self._sweep(now_s)
-            self._usable(now_s)
+            lease = self._usable(now_s)
+            if lease is not None:
+                lease.tight = False
             return [*self._draining, *([self._lease] if self._lease is not None else [])]
 
     def final_totals(self, lease: Lease) -> Amounts | None:
@@ -186,17 +188,15 @@ class Leases:
             moved = {unit: subtract(out[unit], lease.reviewed_out[unit]) for unit in out}
             idle = self.local == lease.reviewed_grants
             lease.reviewed_s, lease.reviewed_grants, lease.reviewed_out = now_s, self.local, out
-            lease.tight = False
             if idle and not self._in_use(lease):
                 self._retire(lease)
                 return None
             if idle:
                 return lease.lowered({})
-            keep = {}
-            for unit, base in lease.size.items():
-                wanted = max(base, add(moved[unit], moved[unit]))
-                keep[unit] = min(wanted, self.terms.most_of(unit))
-            return lease.lowered(keep)
+            for unit, size in lease.size.items():
+                wanted = max(size, add(moved[unit], moved[unit]))
+                lease.step[unit] = min(wanted, self.terms.most_of(unit))
+            return lease.lowered(lease.step)
 
     def kept(self, lease: Lease, before: Amounts) -> None:
         """A lowering was not carried out: the lease holds what it held before."""

@@ -23,7 +23,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, TypeVar, cast
-from uuid import UUID
+from uuid import UUID, uuid5
 
 from quota.calls import (
     Adjust,
@@ -50,7 +50,7 @@ from quota.errors import (
     UnknownReservation,
 )
 from quota.ids import uuid7
-from quota.lease.amounts import ZERO, Amounts, add, amounts_of
+from quota.lease.amounts import ZERO, Amounts, add, amounts_of, subtract
 from quota.lease.escrow import Escrow, Need, Verdict, key_of
 from quota.lease.lease import Lease, earliest_end, fitting
 from quota.lease.terms import COUNTED, Terms
@@ -197,12 +197,14 @@ class Planner:
             return None
         answer, unbooked = found
         if unbooked:
-            # The lease is closed; the call's own id keeps the usage from being recorded twice.
-            yield from self._core.ask(
-                Record(self._terms.subject, unbooked, id=call.id, also=self._terms.also, tenant=self.tenant)
-            )
+            # Its lease is closed.
+            yield from self._core.ask(self._record(unbooked, call.id))
             self.escrow.recorded(key)
         return answer
+
+    def _record(self, unbooked: Amounts, identity: UUID | str) -> Record:
+        """The call that books usage without a lease; the id keeps it from being booked twice."""
+        return Record(self._terms.subject, unbooked, id=identity, also=self._terms.also, tenant=self.tenant)
 
     def _adjust(self, call: Adjust, deadline_s: float) -> Plan[Reservation | None]:
         escrow, given, key = self.escrow, amounts_of(call.costs), key_of(call.id)
@@ -398,8 +400,13 @@ class Planner:
             # It may still be under way, until its own time would have passed.
             if escrow.now_s() < lease.anchor_s + self._terms.ttl_s:
                 return
-        except (AlreadySettled, AlreadyReleased) as error:
+        except AlreadySettled as error:
             logger.warning("lease %s was closed by somebody else: %s", lease.id, error)
+        except AlreadyReleased as error:
+            logger.warning("lease %s was released by somebody else, what was used is recorded: %s", lease.id, error)
+            unposted = {unit: subtract(total, lease.posted[unit]) for unit, total in totals.items()}
+            if any(unposted.values()):
+                yield from self._core.ask(self._record(unposted, uuid5(lease.id, "unposted")))
         escrow.gone(lease)
 
 

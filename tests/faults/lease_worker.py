@@ -45,10 +45,7 @@ def spend(budget: LeasedBudget, tally: Tally, chance: random.Random, until: floa
     while time.monotonic() < until:
         worst = Decimal(chance.randint(1, 50)) / 100
         lot = chance.random()
-        if lot < 0.01:
-            answer = budget.reserve({"usd": worst}, ttl=FORGOTTEN_TTL)
-        else:
-            answer = budget.reserve({"usd": worst})
+        answer = budget.reserve({"usd": worst}, **({"ttl": FORGOTTEN_TTL} if lot < 0.01 else {}))
         if answer.reservation is None:
             refused += 1
             time.sleep(CALL_S)

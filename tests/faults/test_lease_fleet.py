@@ -1,4 +1,4 @@
-"""Leases under fire: processes of many threads decide from memory on one cap, some of them are killed, the cap is exact."""
+"""Leases under fire: processes of many threads decide from memory on one cap, some are killed, the cap is exact."""
 
 from __future__ import annotations
 
