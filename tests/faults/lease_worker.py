@@ -21,6 +21,7 @@ from tests.faults.worker import SUBJECT
 THREADS = 16
 CALL_S = 0.004
 FORGOTTEN_TTL = timedelta(seconds=1)
+LONG_TTL = timedelta(minutes=10)
 
 
 class Tally:
@@ -45,7 +46,7 @@ def spend(budget: LeasedBudget, tally: Tally, chance: random.Random, until: floa
     while time.monotonic() < until:
         worst = Decimal(chance.randint(1, 50)) / 100
         lot = chance.random()
-        answer = budget.reserve({"usd": worst}, **({"ttl": FORGOTTEN_TTL} if lot < 0.01 else {}))
+        answer = budget.reserve({"usd": worst}, ttl=FORGOTTEN_TTL if lot < 0.01 else LONG_TTL)
         if answer.reservation is None:
             refused += 1
             time.sleep(CALL_S)
