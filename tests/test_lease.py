@@ -229,6 +229,19 @@ def test_a_context_of_few_digits_rounds_nothing(escrow: Escrow) -> None:
     assert lease.free == usd("8.88888889")
 
 
+def test_sums_have_more_digits_than_amounts(clock: Clock) -> None:
+    escrow = Escrow(terms({"usd": 10**10}), clock)
+    lease = opened(escrow)
+    open_ = key(escrow.take(usd("0.000000000003")))
+    with localcontext(prec=16):
+        assert escrow.take(usd("0.000000000001")) is None
+        assert escrow.close(open_, usd("0.000000000001")) is None
+        escrow.settle(open_, usd("0.000000000001"), True, "ok")
+        key(escrow.reserve(usd("0.000000000001"), 600, 1))
+    assert lease.used == usd("0.000000000001")
+    assert lease.free == usd("9999999999.999999999998")
+
+
 # -- closing ----------------------------------------------------------------------------------------------------------
 
 
