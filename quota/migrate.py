@@ -1,6 +1,6 @@
 """Migrations: the schema of a database, brought to the state that this release works with.
 
-Alembic runs frozen SQL (``migrations/``). A revision that cannot get its lock within two seconds is rolled back and
+Alembic runs frozen SQL (``migrations/``). A revision that cannot get its lock within half a second is rolled back and
 tried again, so that reserves on a live database wait for milliseconds, never for a queue. One process at a time
 migrates a database; whoever comes meanwhile waits, and then finds the work done.
 """
@@ -179,7 +179,7 @@ def _patiently(migrate: Callable[[], None], attempts: int, report: Callable[[str
         except OperationalError as error:
             if getattr(error.orig, "sqlstate", None) not in _TRY_AGAIN or attempt == attempts:
                 raise
-            report(f"a lock was not free within 2 s; attempt {attempt + 1} of {attempts}")
+            report(f"a lock was not free within 500 ms; attempt {attempt + 1} of {attempts}")
             time.sleep(random.uniform(0.5, 1.5))  # noqa: S311 - jitter
         else:
             return

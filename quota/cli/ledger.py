@@ -185,7 +185,10 @@ def balance(session: Session, subject: str) -> None:
 @click.option("--max", "most", type=_MOST, default=1000, show_default=True, help="At most so many.")
 @with_store
 def holds(session: Session, subject: str | None, overdue: bool, most: int) -> None:
-    """List open holds, those that expire first in front."""
+    """List open holds, those that expire first in front.
+
+    A lease of a process shows what it strands: held for calls to come, and charged if the process dies.
+    """
     rows = session.call(views.holds(session.tenant, subject, overdue=overdue, most=most))
     columns = {
         "reservation": [str(row["reservation"]) for row in rows],
@@ -194,7 +197,14 @@ def holds(session: Session, subject: str | None, overdue: bool, most: int) -> No
         "booked": [_amounts(row["booked"]) for row in rows],
         "expires": [when(row["expires_at"]) + (" overdue" if row["overdue"] else "") for row in rows],
     }
+    if any(row["lease"] for row in rows):
+        columns["stranded"] = [_amounts(row["stranded"]) for row in rows]
+        columns["lease of"] = [_owner(row["lease"]) for row in rows]
     session.screen.rows(rows, columns, "no open holds")
+
+
+def _owner(lease: dict[str, Any] | None) -> str:
+    return "-" if lease is None else f"{lease.get('host', '?')}:{lease.get('pid', '?')}"
 
 
 def _amounts(by_unit: dict[str, Any] | None) -> str:

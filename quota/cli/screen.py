@@ -36,7 +36,7 @@ def plain(value: object) -> Any:
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return [plain(item) for item in value]
     if isinstance(value, Decimal):
         return format(value, "f")

@@ -100,10 +100,28 @@ def _amounts(text: str | None) -> Any:
     return None if text is None else json.loads(text, parse_float=Decimal, parse_int=Decimal)
 
 
-def holds(tenant: str, subject: str | None, *, overdue: bool, most: int) -> View:
+@dataclass(frozen=True)
+class Holds(View):
+    """Open holds. Leases of processes are marked: `lease`, whose it is, and `stranded`, what is held and not booked."""
+
+    def answer(self, rows: Sequence[Row]) -> Rows:
+        """The rows, amounts exact, with the two further columns; both are None where there is no lease."""
+        found = super().answer(rows)
+        for row in found:
+            lease = (row["details"] or {}).get("lease")
+            row["lease"] = lease if isinstance(lease, dict) else None
+            row["stranded"] = _stranded(row["held"], row["booked"] or {}) if row["lease"] else None
+        return found
+
+
+def _stranded(held: dict[str, Any], booked: dict[str, Any]) -> dict[str, Decimal]:
+    return {unit: max(Decimal(0), Decimal(total) - Decimal(booked.get(unit, 0))) for unit, total in held.items()}
+
+
+def holds(tenant: str, subject: str | None, *, overdue: bool, most: int) -> Holds:
     """Returns the call for open holds, the ones that expire first in front."""
     values = {"tenant": tenant, "subject": subject, "overdue": overdue, "most": most}
-    return View(_HOLDS, values, exact=("held", "booked"))
+    return Holds(_HOLDS, values, exact=("held", "booked"))
 
 
 def entries(tenant: str, subject: str | None, reservation: str | None, *, most: int) -> View:

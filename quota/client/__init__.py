@@ -17,6 +17,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine, Hashable
+from concurrent import futures
 from decimal import Decimal
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
@@ -27,7 +28,7 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolClosed, PoolTi
 
 from quota.calls import Call, Reservation, Reserve
 from quota.client import verbs
-from quota.client.attempts import Execute, NoConnection, Plan, Result, Wait
+from quota.client.attempts import Execute, Join, NoConnection, Plan, Result, Wait
 from quota.client.connections import AsyncBoundConnection, BoundConnection, is_stale
 from quota.client.core import Core
 from quota.client.holds import AsyncHold, Hold
@@ -133,7 +134,9 @@ class Client(Core):
             while True:
                 result: Result | None = None
                 try:
-                    if isinstance(step, Execute):
+                    if isinstance(step, Join):
+                        futures.wait([step.other], timeout=max(0.0, step.deadline_s - time.monotonic()))
+                    elif isinstance(step, Execute):
                         result = self._execute(step)
                     elif isinstance(step, Wait):
                         step.bell.wait(step.until_s)
@@ -251,7 +254,11 @@ class AsyncClient(Core):
             while True:
                 result: Result | None = None
                 try:
-                    if isinstance(step, Execute):
+                    if isinstance(step, Join):
+                        # wait, not wait_for: who is cancelled here must not cancel what others wait for too.
+                        other = asyncio.wrap_future(step.other)
+                        await asyncio.wait([other], timeout=max(0.0, step.deadline_s - time.monotonic()))
+                    elif isinstance(step, Execute):
                         result = await self._execute(step)
                     elif isinstance(step, Wait):
                         await step.bell.wait(step.until_s)

@@ -10,6 +10,7 @@ import logging
 import random
 import time
 from collections.abc import Generator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,7 +19,7 @@ import psycopg
 from quota.calls import Call, Row
 from quota.errors import Fate, QuotaError, Unavailable, fate, from_database_error
 
-__all__ = ["Execute", "NoConnection", "Pause", "Plan", "Result", "TooLate", "Wait", "attempts"]
+__all__ = ["Execute", "Join", "NoConnection", "Pause", "Plan", "Result", "TooLate", "Wait", "attempts"]
 
 logger = logging.getLogger("quota.client")
 
@@ -55,6 +56,14 @@ class Wait:
     until_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Step: wait until somebody else is done, or until `deadline_s` (of `time.monotonic`), whatever came of it."""
+
+    other: Future[None]
+    deadline_s: float
+
+
 class Result(NamedTuple):
     """What came of `Execute`: the rows, and the warnings that the server sent along."""
 
@@ -62,7 +71,7 @@ class Result(NamedTuple):
     warnings: list[str]
 
 
-Plan = Generator[Execute | Pause | Wait, Any, A]
+Plan = Generator[Execute | Pause | Wait | Join, Any, A]
 """Steps to an answer."""
 
 

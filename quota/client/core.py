@@ -136,6 +136,11 @@ class Core:
         }
 
     @property
+    def closed(self) -> bool:
+        """True when `close` was called: every call after it is a `RuntimeError`."""
+        return self._closed
+
+    @property
     def bypasses(self) -> int:
         """How many reservations passed unchecked because the database was away (`fail_open`)."""
         return self._bypasses
@@ -160,18 +165,35 @@ class Core:
             answer = self._answer_for_bypassed(call)
             if answer is not None:
                 return cast("A", answer)
-        if timeout_s is None:
-            timeout_s = self.timeout_s if call.timeout_s is None else max(float(call.timeout_s), self.timeout_s)
         try:
             if self._coalesce and type(call) in MANY:
                 coalescer = self._coalescers.get(self._scope())
                 ours = id_is_ours or call is not asked
-                return (yield from coalescer.asking(call, timeout_s=float(timeout_s), id_is_ours=ours))
-            return (yield from attempts(call, timeout_s=float(timeout_s), retries=self.retries))
+                seconds = self._deadline_of(call, timeout_s)
+                return (yield from coalescer.asking(call, timeout_s=seconds, id_is_ours=ours))
+            return (yield from self.ask(call, timeout_s))
         except Unavailable as error:
             if self.fail_open and isinstance(call, Reserve):
                 return cast("A", self._bypass(call, error))
             raise
+
+    def ask(self, call: Call[A], timeout_s: Decimal | float | None = None, retries: int | None = None) -> Plan[A]:
+        """Plans a call that only the database may answer, whatever `fail_open` says.
+
+        Arguments:
+            call: the call, with its id.
+            timeout_s: its deadline in seconds; None: the call's own, else the client's.
+            retries: how often it may be repeated; None: as the client is set.
+        """
+        if self._closed:
+            raise RuntimeError("this client is closed")
+        retries = self.retries if retries is None else retries
+        return (yield from attempts(call, timeout_s=self._deadline_of(call, timeout_s), retries=retries))
+
+    def _deadline_of(self, call: Call[Any], timeout_s: Decimal | float | None) -> float:
+        if timeout_s is not None:
+            return float(timeout_s)
+        return self.timeout_s if call.timeout_s is None else max(float(call.timeout_s), self.timeout_s)
 
     def _bypass(self, call: Reserve, error: Unavailable) -> Reservation:
         identity = UUID(str(call.id))

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
+import bench_lease
 import callers
 import psycopg
 from psycopg import sql
@@ -43,12 +44,13 @@ PARTS = {
     "P2": ("reserve + settle, two accounts each, mean of both, against F1", 2.8),
     "P3": ("reserve, six accounts, against F1", 5.0),
     "P5": ("Python client, 64 callers on one budget, coalescing, against one by one", 5.0),
+    "P6": ("decisions under a lease in one process, per second, against a bare lock and Decimals", 0.2),
     "P7": ("refusal on an exhausted budget, against SELECT 1", 4.0),
     "P8": ("reserve among closed reservations and 10,000 open holds, against an empty ledger", 1.2),
     "P12": ("refusal beside 100,000 overdue holds of others, against P7's", 2.0),
 }
 # Of these more is better: calls per second. Of the others less is: CPU per call.
-RATES = {"P5"}
+RATES = {"P5", "P6"}
 SETTINGS = {"shared_buffers": "256MB", "max_wal_size": "4GB"}
 SHOWN = (
     "server_version", "fsync", "synchronous_commit", "full_page_writes", "wal_sync_method", "shared_buffers",
@@ -493,6 +495,39 @@ def p5(bench: Bench) -> dict[str, Any]:
         return bench.latencies("P5", ledger, "user:one")
 
 
+def p6(bench: Bench) -> dict[str, Any]:
+    """Leases. What is measured is this process; the server only sees a posting now and then."""
+    with bench.copy("p6") as ledger:
+        with connect(ledger) as connection:
+            connection.execute("SELECT quota.create_subject('user:shared')")
+            order = "SELECT quota.set_limit('user:shared', 'total', 'usd', 'budget', %s)"
+            connection.execute(order, [bench_lease.CAP])
+        options = bench.options
+        one, many = (
+            bench_lease.compared(ledger, threads, options.rounds, options.seconds, say)
+            for threads in (1, bench_lease.THREADS)
+        )
+        cap = bench_lease.overspend(ledger)
+        say(f"P6: {cap}")
+    ratio, target = statistics.median(one["ratios"]), PARTS["P6"][1]
+    return {
+        "id": "P6",
+        "value": round(one["value"]),
+        "floor": round(one["floor"]),
+        "ratio": round(ratio, 3),
+        "target": target,
+        "met": ratio >= target and cap["exact"] and cap["overspend"] == "0",
+        "details": {
+            "what": PARTS["P6"][0],
+            "ratios": one["ratios"],
+            "attempts": one["local"] + one["direct"],
+            "successes": one["local"],
+            "threads": {str(bench_lease.THREADS): many},
+            "cap": cap,
+        },
+    }
+
+
 def p7(bench: Bench) -> dict[str, Any]:
     """Refusals; they must leave no trace."""
     with bench.copy("p7") as ledger:
@@ -574,6 +609,7 @@ RUN: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "P2": p2,
     "P3": p3,
     "P5": p5,
+    "P6": p6,
     "P7": p7,
     "P8": p8,
     "P12": p12,
@@ -641,6 +677,11 @@ def machine() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def bound(part: str) -> str:
+    """The target of a part, as it is shown."""
+    return f"{'>=' if part in RATES else '<='} {PARTS[part][1]}x"
+
+
 def options_of(arguments: list[str]) -> argparse.Namespace:
     """Parses the command line."""
     lines = "\n".join(f"  {part:4} {what}: {bound(part)}" for part, (what, _) in PARTS.items())
@@ -668,11 +709,6 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     if options.p8_rows < 1:
         parser.error("--p8-rows is at least 1")
     return options
-
-
-def bound(part: str) -> str:
-    """The target of a part, as text."""
-    return f"{'>=' if part in RATES else '<='} {PARTS[part][1]}x"
 
 
 def measured(part: str, value: float) -> str:
