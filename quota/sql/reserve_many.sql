@@ -135,22 +135,32 @@ BEGIN
             GROUP BY l.g
             HAVING bool_and(l.name IS NOT NULL AND n.frozen IS NULL)
         ), line AS (
-            SELECT p.g, p.units, a.ordinality::integer AS place, a.unit, a.kind, a.on_expiry, a.id,
-                array_position(p.units, a.unit) AS source, a.unit IN ('requests', 'concurrency') AS implied
+            SELECT p.g, a.ordinality::integer AS place, a.unit, a.kind, a.on_expiry, a.id,
+                array_position(p.units, a.unit) AS source, a.unit IN ('requests', 'concurrency') AS implied,
+                row_number() OVER (PARTITION BY p.g ORDER BY a.ordinality) AS number
             FROM asked p
-            JOIN sound s ON s.g = p.g
             JOIN lineage l ON l.g = p.g
             JOIN unnest(accs) WITH ORDINALITY a ON a.subject = l.name
             WHERE a.required OR a.unit = ANY (p.units) OR a.unit IN ('requests', 'concurrency')
+        ), covered AS (
+            SELECT l.g, array_agg(l.place ORDER BY l.place) AS places, array_agg(l.source ORDER BY l.place) AS sources,
+                array_agg(l.number) FILTER (WHERE l.kind = 'concurrency') AS slots,
+                coalesce(jsonb_object_agg(l.unit, 1) FILTER (WHERE l.source IS NULL), '{}') AS implied,
+                array_agg(l.id ORDER BY l.place) AS ids,
+                array_agg(l.kind <> 'concurrency' AND l.on_expiry = 'charge' ORDER BY l.place) AS charged,
+                array_agg(l.kind <> 'concurrency' ORDER BY l.place) AS chargeable, array_agg(0::numeric) AS nothing,
+                array_agg(l.unit) AS units, bool_and(l.source IS NOT NULL OR l.implied) AS complete
+            FROM line l
+            GROUP BY l.g
         )
-        SELECT ROW(l.g, array_agg(l.place ORDER BY l.place), array_agg(l.source ORDER BY l.place),
-            array_agg(l.number) FILTER (WHERE l.kind = 'concurrency'),
-            coalesce(jsonb_object_agg(l.unit, 1) FILTER (WHERE l.source IS NULL), '{}'), array_agg(l.id ORDER BY l.place), NULL,
-            array_agg(l.kind <> 'concurrency' AND l.on_expiry = 'charge' ORDER BY l.place),
-            array_agg(l.kind <> 'concurrency' ORDER BY l.place), array_agg(0::numeric), NULL, NULL)::quota_internal.batch_group
-        FROM (SELECT l.*, row_number() OVER (PARTITION BY l.g ORDER BY l.place) AS number FROM line l) l
-        GROUP BY l.g, l.units
-        HAVING bool_and(l.source IS NOT NULL OR l.implied) AND l.units <@ (array_agg(l.unit) || '{requests,concurrency}'::text[]));
+        -- Units that count by themselves may have no limit, and so a request no line.
+        SELECT ROW(p.g, coalesce(c.places, '{}'), coalesce(c.sources, '{}'), c.slots, coalesce(c.implied, '{}'),
+            coalesce(c.ids, '{}'), NULL, coalesce(c.charged, '{}'), coalesce(c.chargeable, '{}'), coalesce(c.nothing, '{}'),
+            NULL, NULL)::quota_internal.batch_group
+        FROM asked p
+        JOIN sound s ON s.g = p.g
+        LEFT JOIN covered c ON c.g = p.g
+        WHERE coalesce(c.complete, true) AND p.units <@ (coalesce(c.units, '{}') || '{requests,concurrency}'::text[]));
 END
 $$;
 
@@ -373,13 +383,14 @@ BEGIN
     FOREACH g IN ARRAY groups LOOP
         g.windows := '{}';
         own := '{}';
+        s := NULL;
         FOREACH place IN ARRAY g.accounts LOOP
             s := standings[place];
             g.windows := g.windows || s.window_start;
             own := own || s;
         END LOOP;
         -- A group whose requests are all refused has no sums.
-        CONTINUE WHEN s.account IS NULL;
+        CONTINUE WHEN g.accounts <> '{}' AND s.account IS NULL;
         g.answer := quota_internal.conclude(d, own);
         FOR k IN 1 .. cardinality(own) LOOP
             IF (own[k]).subject = (g.answer).limit_subject AND (own[k]).limit_name = (g.answer).limit_name THEN
