@@ -241,8 +241,9 @@ BEGIN
 END
 $$;
 
--- Judges the requests one by one, each after what was granted before it, on copies of the accounts: as they are stored, and, where
--- overdue holds lie about (judged differs from stored), as a decision sees them. With probe it stops at the first grant.
+-- Judges the requests one by one, each after what was granted before it, on copies of the accounts: as a decision sees them
+-- (judged) and as they are stored. stale: overdue holds lie about and are few enough to be shown as their expiry will book them.
+-- With probe it stops at the first grant.
 CREATE OR REPLACE FUNCTION quota_internal.judge_in_order(
     requests quota_internal.batch_request[], groups quota_internal.batch_group[], stored quota_internal.accounts[],
     judged quota_internal.accounts[], stale boolean, at timestamptz, polling_hint_s numeric, probe boolean,
@@ -649,10 +650,15 @@ BEGIN
     j := quota_internal.judge_sums(accs, asked.sums, asked.headrooms, at, b.polling_hint_s);
     judged := accs;
     IF j.stale THEN
+        stale := quota_internal.few_overdue(tenant, at);
+        next_expiry := '-infinity';
+    END IF;
+    IF j.stale AND (j.refused OR stale) THEN
         -- Judged as if overdue holds were closed.
-        stale := true;
         judged := quota_internal.discount(accs, at, false);
-        next_expiry := CASE WHEN judged = accs THEN quota_internal.next_expiry(tenant, at) ELSE '-infinity' END;
+        IF judged = accs THEN
+            next_expiry := quota_internal.next_expiry(tenant, at);
+        END IF;
         j := quota_internal.judge_sums(judged, asked.sums, asked.headrooms, at, b.polling_hint_s);
     END IF;
     IF j.refused OR linked THEN
