@@ -54,7 +54,7 @@ END
 $$;
 
 -- parse_costs without its errors: by_value is null when something is wrong. (A table function of one statement, which the planner
--- folds into its caller.)
+-- folds into its caller; keys in the select list, because a function in FROM fills a store for every request.)
 CREATE OR REPLACE FUNCTION quota_internal.batch_costs(costs jsonb)
 RETURNS TABLE (units text[], amounts numeric[], by_value jsonb)
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
@@ -68,7 +68,11 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
             WHEN 'string' THEN CASE WHEN length(v.value #>> '{}') <= 100 AND v.value #>> '{}' ~ '^[0-9]+(\.[0-9]+)?$'
                 THEN (v.value #>> '{}')::numeric END
         END AS exact
-        FROM jsonb_each(CASE jsonb_typeof(costs) WHEN 'object' THEN costs ELSE '{}' END) v
+        FROM (
+            SELECT k.key, costs -> k.key AS value
+            FROM (SELECT jsonb_object_keys(CASE jsonb_typeof(costs) WHEN 'object' THEN costs ELSE '{}' END) AS key) k
+            OFFSET 0
+        ) v
         OFFSET 0
     ) e
 $$;
