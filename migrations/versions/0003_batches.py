@@ -50,12 +50,14 @@ def downgrade() -> None:
         "(quota_internal.accounts[], integer[], numeric[], numeric, timestamptz, numeric)"
     )
     op.execute("DROP FUNCTION quota_internal.refilled_accounts(quota_internal.accounts[], text, timestamptz)")
+    op.execute("DROP FUNCTION quota_internal.locked_accounts(text, bigint[])")
     op.execute("DROP FUNCTION quota_internal.lock_touched(text, quota_internal.accounts[], bigint[])")
     op.execute("DROP FUNCTION quota_internal.expire(text, uuid[], bigint[], boolean, boolean)")
     op.execute("DROP FUNCTION quota_internal.overdue(text, bigint[], timestamptz[], timestamptz, timestamptz)")
     op.execute("DROP FUNCTION quota_internal.with_present_numbers(quota_internal.accounts[], text)")
+    op.execute("DROP FUNCTION quota_internal.with_free_accounts(text, uuid[], bigint[])")
     op.execute("DROP FUNCTION quota_internal.few_overdue(text, timestamptz)")
-    op.execute("DROP FUNCTION quota_internal.lock_due(text, uuid[], bigint[], boolean, boolean)")
+    op.execute("DROP FUNCTION quota_internal.lock_due(text, uuid[], boolean)")
     op.execute(
         "DROP FUNCTION quota_internal.close_overdue_in_the_way"
         "(text, quota_internal.standing[], bigint[], timestamptz, boolean, boolean)"
