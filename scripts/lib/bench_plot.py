@@ -1,0 +1,127 @@
+"""Draws the curve of `scripts/bench --curve` as SVG: `bench_plot.py bench.json curve.svg`.
+
+A function of our own and no library: the one plot has four lines a panel, and an SVG that carries its own styles is
+legible on a light and on a dark page, which those of the libraries are not.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+PANEL = 250
+GAP = 30
+LEFT, TOP, HEIGHT = 70, 76, 250
+STYLE = """
+  svg { --ink: #1f2328; --soft: #59636e; --line: #d1d9e0; --page: #ffffff;
+        --a: #0550ae; --b: #0a7d33; --c: #bc4c00; --d: #8250df; --e: #59636e; }
+  @media (prefers-color-scheme: dark) {
+    svg { --ink: #f0f6fc; --soft: #9198a1; --line: #3d444d; --page: #0d1117;
+          --a: #79c0ff; --b: #56d364; --c: #ffa657; --d: #d2a8ff; --e: #9198a1; } }
+  text { font: 12px system-ui, sans-serif; fill: var(--ink); } .soft { fill: var(--soft); }
+  .title { font-size: 14px; font-weight: 600; } .grid { stroke: var(--line); stroke-width: 1; }
+  .page { fill: var(--page); } polyline { fill: none; stroke-width: 2; }
+"""
+# (calls of how many, budgets) -> what it is called, colour, dashes, mark
+SERIES = {
+    (100, 1000): ("batches of 100, 1,000 budgets", "a", "", "square"),
+    (100, 1): ("batches of 100, one budget", "b", "6 3", "circle"),
+    (1, 1000): ("single calls, 1,000 budgets", "c", "2 3", "triangle"),
+    (1, 1): ("single calls, one budget", "d", "9 3 2 3", "diamond"),
+}
+FLOOR = ("F1: bare UPDATE of one row", "e", "1 4", "circle")
+SHAPES = {
+    "square": "M-4-4h8v8h-8z",
+    "circle": "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
+    "triangle": "M0-5l5 9h-10z",
+    "diamond": "M0-5.5l5.5 5.5l-5.5 5.5l-5.5-5.5z",
+}
+
+
+def mark(x: float, y: float, colour: str, shape: str) -> str:
+    """One point of a series."""
+    return f'<path d="{SHAPES[shape]}" transform="translate({x:.1f} {y:.1f})" fill="var(--{colour})"/>'
+
+
+def decades(rates: Sequence[float]) -> tuple[int, int]:
+    """The powers of ten that hold all rates."""
+    shown = [rate for rate in rates if rate > 0] or [1.0]
+    low, high = math.floor(math.log10(min(shown))), math.ceil(math.log10(max(shown)))
+    return low, max(high, low + 1)
+
+
+def legend(width: int) -> list[str]:
+    """The names of the series, in two columns above the panels."""
+    found = []
+    for n, (name, colour, dashes, shape) in enumerate([*SERIES.values(), FLOOR]):
+        x, y = LEFT + (n % 3) * (width - LEFT) // 3, 38 + (n // 3) * 18
+        found.append(f'<polyline points="{x},{y} {x + 26},{y}" stroke="var(--{colour})" stroke-dasharray="{dashes}"/>')
+        found.append(mark(x + 13, y, colour, shape))
+        found.append(f'<text x="{x + 33}" y="{y + 4}">{escape(name)}</text>')
+    return found
+
+
+def plot(curve: Mapping[str, Any]) -> str:
+    """Returns the SVG: granted pairs per second over clients, both logarithmic, a panel for each fill.
+
+    Argument: `curve`, the member of that name in the report of `scripts/bench --curve`.
+    """
+    cells, floor = curve["cells"], {int(clients): rate for clients, rate in curve["f1_per_s"].items()}
+    fills, clients = sorted({c["fill"] for c in cells}), sorted({c["clients"] for c in cells})
+    low, high = decades([c["granted_per_s"] for c in cells] + list(floor.values()))
+    width = LEFT + len(fills) * (PANEL + GAP)
+
+    def across(panel: int, count: int) -> float:
+        return LEFT + panel * (PANEL + GAP) + 16 + clients.index(count) * (PANEL - 32) / max(len(clients) - 1, 1)
+
+    def up(rate: float) -> float:
+        return TOP + 24 + HEIGHT * (1 - (math.log10(max(rate, 10**low)) - low) / (high - low))
+
+    bottom = up(10**low)
+    parts = [f'<rect class="page" width="{width}" height="{bottom + 56:.0f}"/>']
+    parts.append(f'<text class="title" x="{LEFT}" y="20">Reserve + settle pairs granted per second, durable</text>')
+    parts += legend(width)
+    for panel, fill in enumerate(fills):
+        left, right = LEFT + panel * (PANEL + GAP), LEFT + panel * (PANEL + GAP) + PANEL
+        parts.append(f'<text x="{left}" y="{TOP + 10}">budget {fill} % spent</text>')
+        for power in range(low, high + 1):
+            y = up(10**power)
+            parts.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
+            if panel == 0:
+                label = f"{10**power:,}" if power >= 0 else f"{10.0**power:g}"
+                parts.append(f'<text class="soft" x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
+        for count in clients:
+            x = across(panel, count)
+            parts.append(f'<text class="soft" x="{x:.1f}" y="{bottom + 18:.1f}" text-anchor="middle">{count}</text>')
+        parts.append(f'<text x="{(left + right) / 2}" y="{bottom + 40:.1f}" text-anchor="middle">clients (log)</text>')
+        lines = [
+            (look, {c["clients"]: c["granted_per_s"] for c in cells
+                    if (c["batch"], c["budgets"], c["fill"]) == (*key, fill)})
+            for key, look in SERIES.items()
+        ]  # fmt: skip
+        for (name, colour, dashes, shape), rates in [*lines, (FLOOR, floor)]:
+            points = [(across(panel, count), up(rates[count])) for count in clients if count in rates]
+            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+            parts.append(f'<polyline points="{path}" stroke="var(--{colour})" stroke-dasharray="{dashes}">'
+                         f"<title>{escape(name)}, {fill} % spent</title></polyline>")  # fmt: skip
+            parts += [mark(x, y, colour, shape) for x, y in points]
+    middle = (TOP + 24 + bottom) / 2
+    parts.append(f'<text transform="translate(16 {middle:.0f}) rotate(-90)" text-anchor="middle">pairs/s (log)</text>')
+    size = f'width="{width}" height="{bottom + 56:.0f}" viewBox="0 0 {width} {bottom + 56:.0f}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="Pairs per second over clients">'
+    return "\n".join([head, f"<style>{STYLE}</style>", *parts, "</svg>"]) + "\n"
+
+
+def main() -> None:
+    """Draws the curve of a report."""
+    source, target = map(Path, sys.argv[1:])
+    target.write_text(plot(json.loads(source.read_text(encoding="utf-8"))["curve"]), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
