@@ -109,7 +109,8 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
         "--seconds",
         type=float,
         default=2.0,
-        help="length of a window (default 2, at most 60); P9 lasts 300 of them, at most 10 minutes",
+        help="length of a window (default 2, at most 60); P9 lasts 300 of them, but 10 minutes at most",
+    )
     )
     parser.add_argument("--rounds", type=int, default=7, help="rounds of both sides (default 7, at least 1)")
     parser.add_argument("--p8-rows", type=int, metavar="N", help="closed reservations for P8 (default 10,000,000)")
