@@ -111,7 +111,6 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
         default=2.0,
         help="length of a window (default 2, at most 60); P9 lasts 300 of them, but 10 minutes at most",
     )
-    )
     parser.add_argument("--rounds", type=int, default=7, help="rounds of both sides (default 7, at least 1)")
     parser.add_argument("--p8-rows", type=int, metavar="N", help="closed reservations for P8 (default 10,000,000)")
     parser.add_argument(
@@ -161,12 +160,16 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     """Measures; returns the report."""
     report: dict[str, Any] = {"machine": machine(), "settings": {}, "results": []}
     pgbench = None if options.psycopg else find_pgbench()
+    driver = "pgbench, prepared" if pgbench else "psycopg, prepared"
     if pgbench is None and (options.curve or bench_rates.RUN.keys() & set(options.only)):
-        raise BenchError("P4, P9, P10 and the curve need pgbench, which is not here; Debian/Ubuntu: postgresql-contrib")
+        raise BenchError(
+            f"{', '.join(bench_rates.RUN)} and the curve need pgbench; install it (Debian/Ubuntu: postgresql-contrib)"
+            " or name the parts that do not: --only P1,P2,..."
+        )
     with server() as (url, origin):
         settings = must_be_fit(url)
         report["settings"] = {
-            "postgresql": settings.pop("server_version"), "origin": origin, "driver": f"{'pgbench' if pgbench else 'psycopg'}, prepared", **settings,
+            "postgresql": settings.pop("server_version"), "origin": origin, "driver": driver, **settings,
             "seconds": options.seconds, "rounds": options.rounds,
             **({"p8_rows": options.p8_rows} if "P8" in options.only else {}),
         }  # fmt: skip

@@ -148,7 +148,8 @@ def cell(
         "granted_per_s": round(inside / seconds, 1), "attempts": attempts, "granted": granted, "refused": refused,
         "false_refusals": false_refusals, "overspent": overspent,
         "p50_ms": round(percentile(took, 50) * 1e3, 2), "p99_ms": round(percentile(took, 99) * 1e3, 2),
-        "wal_bytes_per_pair": round(wal / max(granted, 1)), "hot": round((hot_after - hot) / max(after - updates, 1), 4),
+        "wal_bytes_per_pair": round(wal / max(granted, 1)),
+        "hot": round((hot_after - hot) / max(after - updates, 1), 4),
     }  # fmt: skip
 
 

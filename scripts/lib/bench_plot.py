@@ -80,7 +80,7 @@ def plot(curve: Mapping[str, Any]) -> str:
         return LEFT + panel * (PANEL + GAP) + 16 + clients.index(count) * (PANEL - 32) / max(len(clients) - 1, 1)
 
     def up(rate: float) -> float:
-        return TOP + 24 + HEIGHT * (1 - (math.log10(max(rate, 10**low)) - low) / (high - low))
+        return TOP + 24 + HEIGHT * (1 - (math.log10(rate) - low) / (high - low))
 
     bottom = up(10**low)
     parts = [f'<rect class="page" width="{width}" height="{bottom + 56:.0f}"/>']
@@ -105,10 +105,11 @@ def plot(curve: Mapping[str, Any]) -> str:
             for key, look in SERIES.items()
         ]  # fmt: skip
         for (name, colour, dashes, shape), rates in [*lines, (FLOOR, floor)]:
-            points = [(across(panel, count), up(rates[count])) for count in clients if count in rates]
+            # A logarithm has no place for none at all: the line has a gap there.
+            points = [(across(panel, count), up(rates[count])) for count in clients if rates.get(count, 0) > 0]
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
             parts.append(f'<polyline points="{path}" stroke="var(--{colour})" stroke-dasharray="{dashes}">'
-                         f"<title>{escape(name)}, {fill} % spent</title></polyline>")  # fmt: skip
+                         f"<title>{escape(name)}</title></polyline>")  # fmt: skip
             parts += [mark(x, y, colour, shape) for x, y in points]
     middle = (TOP + 24 + bottom) / 2
     parts.append(f'<text transform="translate(16 {middle:.0f}) rotate(-90)" text-anchor="middle">pairs/s (log)</text>')

@@ -75,15 +75,18 @@ MOST = 10_000  # of one call
 REAP_BATCHES = (100, 1000)
 REAP_S = 5  # a sweep lasts at most so many windows
 TAKE_DUE = f"""
-    SELECT count(*) FROM quota.reserve_many(array_fill('{SUBJECT}'::text, ARRAY[{MOST}]),
-        array_fill('{{"usd": "0.01"}}'::jsonb, ARRAY[{MOST}]), ttls => array_fill('12 hours'::interval, ARRAY[{MOST}])) r
+    SELECT count(*)
+    FROM quota.reserve_many(array_fill('{SUBJECT}'::text, ARRAY[{MOST}]),
+        array_fill('{{"usd": "0.01"}}'::jsonb, ARRAY[{MOST}]),
+        ttls => array_fill('12 hours'::interval, ARRAY[{MOST}])) r
     WHERE r.granted
 """
 MAKE_DUE = f"""
     UPDATE quota_internal.reservations
     SET created_at = created_at - interval '13 hours', expires_at = expires_at - interval '13 hours'
     WHERE subject = '{SUBJECT}';
-    UPDATE quota_internal.accounts SET earliest_expiry = clock_timestamp() - interval '1 day' WHERE subject = '{SUBJECT}';
+    UPDATE quota_internal.accounts SET earliest_expiry = clock_timestamp() - interval '1 day'
+    WHERE subject = '{SUBJECT}';
     VACUUM (ANALYZE) quota_internal.reservations, quota_internal.accounts
 """
 
