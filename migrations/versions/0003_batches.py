@@ -54,6 +54,7 @@ def downgrade() -> None:
     op.execute("DROP FUNCTION quota_internal.expire(text, uuid[], bigint[], boolean, boolean)")
     op.execute("DROP FUNCTION quota_internal.overdue(text, bigint[], timestamptz[], timestamptz, timestamptz)")
     op.execute("DROP FUNCTION quota_internal.with_present_numbers(quota_internal.accounts[], text)")
+    op.execute("DROP FUNCTION quota_internal.few_overdue(text, timestamptz)")
     op.execute("DROP FUNCTION quota_internal.lock_due(text, uuid[], bigint[], boolean, boolean)")
     op.execute(
         "DROP FUNCTION quota_internal.close_overdue_in_the_way"

@@ -305,6 +305,17 @@ def test_a_subject_first_met_in_a_batch_is_bound(ledger: Connection) -> None:
     assert words(many(ledger, *asked)) == ["granted"] * 5 + ["held"] * 5
 
 
+def test_units_that_count_by_themselves_need_no_limit(ledger: Connection) -> None:
+    call(ledger, "create_subject", "user:3")
+    answers = many(
+        ledger, ("user:3", {"requests": 2}), ("user:1", {"usd": 1}), ("user:3", {"concurrency": 1, "requests": 0})
+    )
+    assert words(answers) == ["granted"] * 3
+    assert answers[0]["remaining"] == []
+    settled = rows(ledger, "settle_many", [row["reservation"] for row in answers])
+    assert [row["state"] for row in settled] == ["settled"] * 3
+
+
 def test_settle_many(ledger: Connection) -> None:
     keys = [hold(ledger, "user:1", {"usd": 2}) for _ in range(4)]
     unknown = new_id()

@@ -387,10 +387,13 @@ DECLARE
     at timestamptz := quota_internal.clock();
     a quota_internal.accounts;
     s quota_internal.standing;
+    accounts quota_internal.accounts[] := quota_internal.with_present_numbers(quota_internal.accounts_of(r), r.tenant);
     standings quota_internal.standing[] := '{}';
 BEGIN
-    FOREACH a IN ARRAY quota_internal.discount(
-        quota_internal.with_present_numbers(quota_internal.accounts_of(r), r.tenant), at) LOOP
+    IF quota_internal.few_overdue(r.tenant, at) THEN
+        accounts := quota_internal.discount(accounts, at);
+    END IF;
+    FOREACH a IN ARRAY accounts LOOP
         s := quota_internal.stand(a, 0, r.headroom, at, 1);
         s.requested := (r.held -> a.unit)::numeric;
         standings := standings || s;
@@ -535,8 +538,12 @@ BEGIN
                     reserve.tenant, j.standings, j.ids, j.at, NOT bound, NOT bound) AND NOT bound;
             END IF;
             j := quota_internal.judge_locked(reserve.tenant, j, parsed, headroom, charge);
-            IF j.stale THEN
+            IF j.stale AND (j.refused OR quota_internal.few_overdue(reserve.tenant, j.at)) THEN
                 j := quota_internal.judge_discounted(reserve.tenant, j, parsed, headroom, charge, false);
+            ELSIF j.stale THEN
+                -- What fits beside holds that are overdue fits without them.
+                j.stale := false;
+                j.next_expiry := '-infinity';
             END IF;
             IF j.refused THEN
                 PERFORM quota_internal.require_unchanged(reserve.tenant, j.config_version);

@@ -54,7 +54,7 @@ END
 $$;
 
 -- parse_costs without its errors: by_value is null when something is wrong. (A table function of one statement, which the planner
--- folds into its caller.)
+-- folds into its caller; keys in the select list, because a function in FROM fills a store for every request.)
 CREATE OR REPLACE FUNCTION quota_internal.batch_costs(costs jsonb)
 RETURNS TABLE (units text[], amounts numeric[], by_value jsonb)
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
@@ -68,7 +68,11 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
             WHEN 'string' THEN CASE WHEN length(v.value #>> '{}') <= 100 AND v.value #>> '{}' ~ '^[0-9]+(\.[0-9]+)?$'
                 THEN (v.value #>> '{}')::numeric END
         END AS exact
-        FROM jsonb_each(CASE jsonb_typeof(costs) WHEN 'object' THEN costs ELSE '{}' END) v
+        FROM (
+            SELECT k.key, costs -> k.key AS value
+            FROM (SELECT jsonb_object_keys(CASE jsonb_typeof(costs) WHEN 'object' THEN costs ELSE '{}' END) AS key) k
+            OFFSET 0
+        ) v
         OFFSET 0
     ) e
 $$;
@@ -135,22 +139,32 @@ BEGIN
             GROUP BY l.g
             HAVING bool_and(l.name IS NOT NULL AND n.frozen IS NULL)
         ), line AS (
-            SELECT p.g, p.units, a.ordinality::integer AS place, a.unit, a.kind, a.on_expiry, a.id,
-                array_position(p.units, a.unit) AS source, a.unit IN ('requests', 'concurrency') AS implied
+            SELECT p.g, a.ordinality::integer AS place, a.unit, a.kind, a.on_expiry, a.id,
+                array_position(p.units, a.unit) AS source, a.unit IN ('requests', 'concurrency') AS implied,
+                row_number() OVER (PARTITION BY p.g ORDER BY a.ordinality) AS number
             FROM asked p
-            JOIN sound s ON s.g = p.g
             JOIN lineage l ON l.g = p.g
             JOIN unnest(accs) WITH ORDINALITY a ON a.subject = l.name
             WHERE a.required OR a.unit = ANY (p.units) OR a.unit IN ('requests', 'concurrency')
+        ), covered AS (
+            SELECT l.g, array_agg(l.place ORDER BY l.place) AS places, array_agg(l.source ORDER BY l.place) AS sources,
+                array_agg(l.number) FILTER (WHERE l.kind = 'concurrency') AS slots,
+                coalesce(jsonb_object_agg(l.unit, 1) FILTER (WHERE l.source IS NULL), '{}') AS implied,
+                array_agg(l.id ORDER BY l.place) AS ids,
+                array_agg(l.kind <> 'concurrency' AND l.on_expiry = 'charge' ORDER BY l.place) AS charged,
+                array_agg(l.kind <> 'concurrency' ORDER BY l.place) AS chargeable, array_agg(0::numeric) AS nothing,
+                array_agg(l.unit) AS units, bool_and(l.source IS NOT NULL OR l.implied) AS complete
+            FROM line l
+            GROUP BY l.g
         )
-        SELECT ROW(l.g, array_agg(l.place ORDER BY l.place), array_agg(l.source ORDER BY l.place),
-            array_agg(l.number) FILTER (WHERE l.kind = 'concurrency'),
-            coalesce(jsonb_object_agg(l.unit, 1) FILTER (WHERE l.source IS NULL), '{}'), array_agg(l.id ORDER BY l.place), NULL,
-            array_agg(l.kind <> 'concurrency' AND l.on_expiry = 'charge' ORDER BY l.place),
-            array_agg(l.kind <> 'concurrency' ORDER BY l.place), array_agg(0::numeric), NULL, NULL)::quota_internal.batch_group
-        FROM (SELECT l.*, row_number() OVER (PARTITION BY l.g ORDER BY l.place) AS number FROM line l) l
-        GROUP BY l.g, l.units
-        HAVING bool_and(l.source IS NOT NULL OR l.implied) AND l.units <@ (array_agg(l.unit) || '{requests,concurrency}'::text[]));
+        -- Units that count by themselves may have no limit, and so a request no line.
+        SELECT ROW(p.g, coalesce(c.places, '{}'), coalesce(c.sources, '{}'), c.slots, coalesce(c.implied, '{}'),
+            coalesce(c.ids, '{}'), NULL, coalesce(c.charged, '{}'), coalesce(c.chargeable, '{}'), coalesce(c.nothing, '{}'),
+            NULL, NULL)::quota_internal.batch_group
+        FROM asked p
+        JOIN sound s ON s.g = p.g
+        LEFT JOIN covered c ON c.g = p.g
+        WHERE coalesce(c.complete, true) AND p.units <@ (coalesce(c.units, '{}') || '{requests,concurrency}'::text[]));
 END
 $$;
 
@@ -231,8 +245,9 @@ BEGIN
 END
 $$;
 
--- Judges the requests one by one, each after what was granted before it, on copies of the accounts: as they are stored, and, where
--- overdue holds lie about (judged differs from stored), as a decision sees them. With probe it stops at the first grant.
+-- Judges the requests one by one, each after what was granted before it, on copies of the accounts: as a decision sees them
+-- (judged) and as they are stored. stale: overdue holds lie about and are few enough to be shown as their expiry will book them.
+-- With probe it stops at the first grant.
 CREATE OR REPLACE FUNCTION quota_internal.judge_in_order(
     requests quota_internal.batch_request[], groups quota_internal.batch_group[], stored quota_internal.accounts[],
     judged quota_internal.accounts[], stale boolean, at timestamptz, polling_hint_s numeric, probe boolean,
@@ -373,13 +388,14 @@ BEGIN
     FOREACH g IN ARRAY groups LOOP
         g.windows := '{}';
         own := '{}';
+        s := NULL;
         FOREACH place IN ARRAY g.accounts LOOP
             s := standings[place];
             g.windows := g.windows || s.window_start;
             own := own || s;
         END LOOP;
         -- A group whose requests are all refused has no sums.
-        CONTINUE WHEN s.account IS NULL;
+        CONTINUE WHEN g.accounts <> '{}' AND s.account IS NULL;
         g.answer := quota_internal.conclude(d, own);
         FOR k IN 1 .. cardinality(own) LOOP
             IF (own[k]).subject = (g.answer).limit_subject AND (own[k]).limit_name = (g.answer).limit_name THEN
@@ -638,10 +654,15 @@ BEGIN
     j := quota_internal.judge_sums(accs, asked.sums, asked.headrooms, at, b.polling_hint_s);
     judged := accs;
     IF j.stale THEN
+        stale := quota_internal.few_overdue(tenant, at);
+        next_expiry := '-infinity';
+    END IF;
+    IF j.stale AND (j.refused OR stale) THEN
         -- Judged as if overdue holds were closed.
-        stale := true;
         judged := quota_internal.discount(accs, at, false);
-        next_expiry := CASE WHEN judged = accs THEN quota_internal.next_expiry(tenant, at) ELSE '-infinity' END;
+        IF judged = accs THEN
+            next_expiry := quota_internal.next_expiry(tenant, at);
+        END IF;
         j := quota_internal.judge_sums(judged, asked.sums, asked.headrooms, at, b.polling_hint_s);
     END IF;
     IF j.refused OR linked THEN
