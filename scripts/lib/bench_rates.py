@@ -59,7 +59,7 @@ SELECT count(*) FROM quota.settle_many(:ids::uuid[], array_fill('{"usd": "0.006"
 RESERVE = """
 SELECT granted FROM quota.reserve(:subject, '{"usd": "0.01"}', ttl => '12 hours');
 """
-CLOSED = "SELECT count(*) FROM quota_internal.reservations WHERE state = 'settled'"
+CLOSED = f"SELECT count(*) FROM quota_internal.reservations WHERE state = 'settled' AND subject = '{SUBJECT}'"
 
 # P9
 FULL_S = 600
