@@ -17,16 +17,18 @@ from typing import Any
 PANEL = 250
 GAP = 30
 LEFT, TOP, HEIGHT = 70, 76, 250
-STYLE = """
-  svg { --ink: #1f2328; --soft: #59636e; --line: #d1d9e0; --page: #ffffff;
-        --a: #0550ae; --b: #0a7d33; --c: #bc4c00; --d: #8250df; --e: #59636e; }
-  @media (prefers-color-scheme: dark) {
-    svg { --ink: #f0f6fc; --soft: #9198a1; --line: #3d444d; --page: #0d1117;
-          --a: #79c0ff; --b: #56d364; --c: #ffa657; --d: #d2a8ff; --e: #9198a1; } }
-  text { font: 12px system-ui, sans-serif; fill: var(--ink); } .soft { fill: var(--soft); }
-  .title { font-size: 14px; font-weight: 600; } .grid { stroke: var(--line); stroke-width: 1; }
-  .page { fill: var(--page); } polyline { fill: none; stroke-width: 2; }
-"""
+# Name: on a light page, on a dark one. Classes and no variables: what draws SVG without a browser knows them too.
+COLOURS = {
+    "ink": ("#1f2328", "#f0f6fc"),
+    "soft": ("#59636e", "#9198a1"),
+    "rule": ("#d1d9e0", "#3d444d"),
+    "page": ("#ffffff", "#0d1117"),
+    "a": ("#0550ae", "#79c0ff"),
+    "b": ("#0a7d33", "#56d364"),
+    "c": ("#bc4c00", "#ffa657"),
+    "d": ("#8250df", "#d2a8ff"),
+    "e": ("#59636e", "#9198a1"),
+}
 # (calls of how many, budgets) -> what it is called, colour, dashes, mark
 SERIES = {
     (100, 1000): ("batches of 100, 1,000 budgets", "a", "", "square"),
@@ -43,9 +45,25 @@ SHAPES = {
 }
 
 
+def style() -> str:
+    """The style sheet: light, and dark for readers who prefer it."""
+    light, dark = (
+        "\n".join(
+            f"  .{name}.fill {{ fill: {pair[n]}; }} .{name}.line {{ stroke: {pair[n]}; }}"
+            for name, pair in COLOURS.items()
+        )
+        for n in (0, 1)
+    )
+    return (
+        "\n  text { font: 12px system-ui, sans-serif; } .title { font-size: 14px; font-weight: 600; }"
+        "\n  polyline { fill: none; stroke-width: 2; } line { stroke-width: 1; }\n"
+        f"{light}\n  @media (prefers-color-scheme: dark) {{\n{dark}\n  }}\n"
+    )
+
+
 def mark(x: float, y: float, colour: str, shape: str) -> str:
     """One point of a series."""
-    return f'<path d="{SHAPES[shape]}" transform="translate({x:.1f} {y:.1f})" fill="var(--{colour})"/>'
+    return f'<path d="{SHAPES[shape]}" transform="translate({x:.1f} {y:.1f})" class="{colour} fill"/>'
 
 
 def decades(rates: Sequence[float]) -> tuple[int, int]:
@@ -60,9 +78,9 @@ def legend(width: int) -> list[str]:
     found = []
     for n, (name, colour, dashes, shape) in enumerate([*SERIES.values(), FLOOR]):
         x, y = LEFT + (n % 3) * (width - LEFT) // 3, 38 + (n // 3) * 18
-        found.append(f'<polyline points="{x},{y} {x + 26},{y}" stroke="var(--{colour})" stroke-dasharray="{dashes}"/>')
+        found.append(f'<polyline points="{x},{y} {x + 26},{y}" class="{colour} line" stroke-dasharray="{dashes}"/>')
         found.append(mark(x + 13, y, colour, shape))
-        found.append(f'<text x="{x + 33}" y="{y + 4}">{escape(name)}</text>')
+        found.append(f'<text class="ink fill" x="{x + 33}" y="{y + 4}">{escape(name)}</text>')
     return found
 
 
@@ -83,22 +101,29 @@ def plot(curve: Mapping[str, Any]) -> str:
         return TOP + 24 + HEIGHT * (1 - (math.log10(rate) - low) / (high - low))
 
     bottom = up(10**low)
-    parts = [f'<rect class="page" width="{width}" height="{bottom + 56:.0f}"/>']
-    parts.append(f'<text class="title" x="{LEFT}" y="20">Reserve + settle pairs granted per second, durable</text>')
+    parts = [f'<rect class="page fill" width="{width}" height="{bottom + 56:.0f}"/>']
+    parts.append(
+        f'<text class="title ink fill" x="{LEFT}" y="20">Reserve + settle pairs granted per second, durable</text>'
+    )
     parts += legend(width)
     for panel, fill in enumerate(fills):
         left, right = LEFT + panel * (PANEL + GAP), LEFT + panel * (PANEL + GAP) + PANEL
-        parts.append(f'<text x="{left}" y="{TOP + 10}">budget {fill} % spent</text>')
+        parts.append(f'<text class="ink fill" x="{left}" y="{TOP + 10}">budget {fill} % spent</text>')
         for power in range(low, high + 1):
             y = up(10**power)
-            parts.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
+            parts.append(f'<line class="rule line" x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
             if panel == 0:
                 label = f"{10**power:,}" if power >= 0 else f"{10.0**power:g}"
-                parts.append(f'<text class="soft" x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
+                parts.append(f'<text class="soft fill" x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
         for count in clients:
             x = across(panel, count)
-            parts.append(f'<text class="soft" x="{x:.1f}" y="{bottom + 18:.1f}" text-anchor="middle">{count}</text>')
-        parts.append(f'<text x="{(left + right) / 2}" y="{bottom + 40:.1f}" text-anchor="middle">clients (log)</text>')
+            parts.append(
+                f'<text class="soft fill" x="{x:.1f}" y="{bottom + 18:.1f}" text-anchor="middle">{count}</text>'
+            )
+        parts.append(
+            f'<text class="ink fill" x="{(left + right) / 2}" y="{bottom + 40:.1f}" text-anchor="middle">'
+            "clients (log)</text>"
+        )
         lines = [
             (look, {c["clients"]: c["granted_per_s"] for c in cells
                     if (c["batch"], c["budgets"], c["fill"]) == (*key, fill)})
@@ -108,14 +133,17 @@ def plot(curve: Mapping[str, Any]) -> str:
             # A logarithm has no place for none at all: the line has a gap there.
             points = [(across(panel, count), up(rates[count])) for count in clients if rates.get(count, 0) > 0]
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-            parts.append(f'<polyline points="{path}" stroke="var(--{colour})" stroke-dasharray="{dashes}">'
+            parts.append(f'<polyline points="{path}" class="{colour} line" stroke-dasharray="{dashes}">'
                          f"<title>{escape(name)}</title></polyline>")  # fmt: skip
             parts += [mark(x, y, colour, shape) for x, y in points]
     middle = (TOP + 24 + bottom) / 2
-    parts.append(f'<text transform="translate(16 {middle:.0f}) rotate(-90)" text-anchor="middle">pairs/s (log)</text>')
+    parts.append(
+        f'<text class="ink fill" transform="translate(16 {middle:.0f}) rotate(-90)" text-anchor="middle">'
+        "pairs/s (log)</text>"
+    )
     size = f'width="{width}" height="{bottom + 56:.0f}" viewBox="0 0 {width} {bottom + 56:.0f}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="Pairs per second over clients">'
-    return "\n".join([head, f"<style>{STYLE}</style>", *parts, "</svg>"]) + "\n"
+    return "\n".join([head, f"<style>{style()}</style>", *parts, "</svg>"]) + "\n"
 
 
 def main() -> None:
