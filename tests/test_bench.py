@@ -80,7 +80,7 @@ def test_the_plot_stays_inside_its_frame(module: Callable[[str], dict[str, Any]]
     assert all(0 <= float(x) <= width and 0 <= float(y) <= height for x, y in (p.split(",") for p in points))
 
 
-def test_the_plot_has_a_gap_where_nothing_was_granted(module: Callable[[str], dict[str, Any]]) -> None:
+def test_the_plot_leaves_out_what_a_logarithm_cannot_show(module: Callable[[str], dict[str, Any]]) -> None:
     found = curve(100.0)
     found["cells"][0]["granted_per_s"] = 0.0
     root = ElementTree.fromstring(module("bench_plot")["plot"](found))

@@ -66,6 +66,11 @@ def mark(x: float, y: float, colour: str, shape: str) -> str:
     return f'<path d="{SHAPES[shape]}" transform="translate({x:.1f} {y:.1f})" class="{colour} fill"/>'
 
 
+def text(x: float, y: float, words: object, look: str = "ink", anchor: str = "start") -> str:
+    """A piece of text."""
+    return f'<text class="{look} fill" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(str(words))}</text>'
+
+
 def decades(rates: Sequence[float]) -> tuple[int, int]:
     """The powers of ten that hold all rates."""
     shown = [rate for rate in rates if rate > 0] or [1.0]
@@ -74,13 +79,13 @@ def decades(rates: Sequence[float]) -> tuple[int, int]:
 
 
 def legend(width: int) -> list[str]:
-    """The names of the series, in two columns above the panels."""
+    """The names of the series, in three columns above the panels."""
     found = []
     for n, (name, colour, dashes, shape) in enumerate([*SERIES.values(), FLOOR]):
         x, y = LEFT + (n % 3) * (width - LEFT) // 3, 38 + (n // 3) * 18
         found.append(f'<polyline points="{x},{y} {x + 26},{y}" class="{colour} line" stroke-dasharray="{dashes}"/>')
         found.append(mark(x + 13, y, colour, shape))
-        found.append(f'<text class="ink fill" x="{x + 33}" y="{y + 4}">{escape(name)}</text>')
+        found.append(text(x + 33, y + 4, name))
     return found
 
 
@@ -102,35 +107,27 @@ def plot(curve: Mapping[str, Any]) -> str:
 
     bottom = up(10**low)
     parts = [f'<rect class="page fill" width="{width}" height="{bottom + 56:.0f}"/>']
-    parts.append(
-        f'<text class="title ink fill" x="{LEFT}" y="20">Reserve + settle pairs granted per second, durable</text>'
-    )
+    parts.append(text(LEFT, 20, "Reserve + settle pairs granted per second, durable", "title ink"))
     parts += legend(width)
     for panel, fill in enumerate(fills):
         left, right = LEFT + panel * (PANEL + GAP), LEFT + panel * (PANEL + GAP) + PANEL
-        parts.append(f'<text class="ink fill" x="{left}" y="{TOP + 10}">budget {fill} % spent</text>')
+        parts.append(text(left, TOP + 10, f"budget {fill} % spent"))
         for power in range(low, high + 1):
             y = up(10**power)
             parts.append(f'<line class="rule line" x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
             if panel == 0:
                 label = f"{10**power:,}" if power >= 0 else f"{10.0**power:g}"
-                parts.append(f'<text class="soft fill" x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
+                parts.append(text(left - 8, y + 4, label, "soft", "end"))
         for count in clients:
-            x = across(panel, count)
-            parts.append(
-                f'<text class="soft fill" x="{x:.1f}" y="{bottom + 18:.1f}" text-anchor="middle">{count}</text>'
-            )
-        parts.append(
-            f'<text class="ink fill" x="{(left + right) / 2}" y="{bottom + 40:.1f}" text-anchor="middle">'
-            "clients (log)</text>"
-        )
+            parts.append(text(across(panel, count), bottom + 18, count, "soft", "middle"))
+        parts.append(text((left + right) / 2, bottom + 40, "clients (log)", anchor="middle"))
         lines = [
             (look, {c["clients"]: c["granted_per_s"] for c in cells
                     if (c["batch"], c["budgets"], c["fill"]) == (*key, fill)})
             for key, look in SERIES.items()
         ]  # fmt: skip
         for (name, colour, dashes, shape), rates in [*lines, (FLOOR, floor)]:
-            # A logarithm has no place for none at all: the line has a gap there.
+            # A logarithm has no place for none at all: that point is left out.
             points = [(across(panel, count), up(rates[count])) for count in clients if rates.get(count, 0) > 0]
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
             parts.append(f'<polyline points="{path}" class="{colour} line" stroke-dasharray="{dashes}">'
