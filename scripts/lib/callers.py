@@ -1,11 +1,15 @@
-"""Many callers of one Python client, for the bench: threads that hold small amounts of one budget, over and over."""
+"""P5: many callers of one Python client, threads that hold small amounts of one budget, over and over."""
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
+
+from bench_kit import EMPTY, HELD, PARTS, Bench, BenchError, connect, number, percentile, result, run_sql, say
 
 from quota.client import Client
 from quota.errors import QuotaError
@@ -56,11 +60,53 @@ def window(url: str, subject: str, *, coalesce: bool, seconds: float, in_flight:
             thread.join()
         batches = client.batches
     grants = [grant for _, each in taken for grant in each]
-    inside = sorted(end_s - began_s for began_s, end_s in grants if first_s <= end_s < last_s)
+    inside = [end_s - began_s for began_s, end_s in grants if first_s <= end_s < last_s]
     return Calls(
         per_second=len(inside) / seconds,
-        p99_ms=inside[len(inside) * 99 // 100] * 1e3 if inside else float("inf"),
+        p99_ms=percentile(inside, 99) * 1e3,
         attempts=sum(attempts for attempts, _ in taken),
         successes=len(grants),
         batch_mean=batches.requests / batches.sent if batches.sent else 1.0,
     )
+
+
+def compared(bench: Bench, url: str, subject: str) -> dict[str, Any]:
+    """Runs a coalescing client and one that is not in turn; returns the part's result."""
+    rounds = []
+    with connect(url) as watcher:
+        for _ in range(bench.options.rounds):
+            sides = []
+            for coalesce in (False, True):
+                run_sql(watcher, EMPTY)
+                found = window(url, subject, coalesce=coalesce, seconds=bench.options.seconds)
+                if found.successes != number(watcher, HELD.format(subject)):
+                    raise BenchError("not every grant has left a hold")
+                sides.append(found)
+            below, above = sides
+            rounds.append((above, below))
+            say(
+                f"P5: {above.per_second:8,.0f}/s against {below.per_second:7,.0f}/s: "
+                f"{above.per_second / below.per_second:.2f}x; p99 {above.p99_ms:.1f} against {below.p99_ms:.1f} ms"
+            )
+    slower = statistics.median(above.p99_ms / below.p99_ms for above, below in rounds)
+    return result(
+        "P5",
+        [(above.per_second, below.per_second) for above, below in rounds],
+        met=slower <= 1,
+        p99_ms=round(statistics.median(above.p99_ms for above, _ in rounds), 2),
+        floor_p99_ms=round(statistics.median(below.p99_ms for _, below in rounds), 2),
+        details={
+            "what": f"{PARTS['P5'][0]}; p99 {slower:.2f}x",
+            "attempts": sum(above.attempts for above, _ in rounds),
+            "successes": sum(above.successes for above, _ in rounds),
+            "floor_attempts": sum(below.attempts for _, below in rounds),
+            "floor_successes": sum(below.successes for _, below in rounds),
+            "batch_mean": round(statistics.median(above.batch_mean for above, _ in rounds), 1),
+        },
+    )
+
+
+def p5(bench: Bench) -> dict[str, Any]:
+    """Threads that share a client."""
+    with bench.copy("p5") as ledger:
+        return compared(bench, ledger, "user:one")
