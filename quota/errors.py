@@ -42,17 +42,20 @@ __all__ = [
     "ParentDiffers",
     "QuotaError",
     "Refused",
+    "Revoked",
     "SchemaMismatch",
     "TooDeep",
     "TotalDecreased",
     "Unavailable",
     "UnitMissing",
     "UnitNotHeld",
+    "UnknownKey",
     "UnknownLimit",
     "UnknownReservation",
     "UnknownSubject",
     "UnknownTenant",
     "UnknownTier",
+    "UnknownToken",
     "UnknownUnit",
     "fate",
     "from_database_error",
@@ -255,6 +258,18 @@ class HasOpenHolds(Misuse, name="has_open_holds", sqlstate="QT025", http_status=
 
 class AlreadyExists(Misuse, name="already_exists", sqlstate="QT026", http_status=409):
     """The name is taken, now or in the past."""
+
+
+class UnknownKey(Misuse, name="unknown_key", sqlstate="QT027", http_status=404):
+    """No key has this public id."""
+
+
+class UnknownToken(Misuse, name="unknown_token", sqlstate="QT028", http_status=404):
+    """No token has this public id."""
+
+
+class Revoked(Misuse, name="revoked", sqlstate="QT029", http_status=409):
+    """The key or token is revoked, which is final."""
 
 
 class ErrorRow(NamedTuple):

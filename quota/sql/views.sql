@@ -87,7 +87,32 @@ WHERE t.tenant = '' OR EXISTS (SELECT FROM quota_internal.visible_tenants v WHER
 COMMENT ON VIEW quota.tiers IS 'Tiers and their limits; tenant null is the built-in set.';
 
 CREATE OR REPLACE VIEW quota.log AS
-SELECT g.id, g.at, g.actor, g.on_behalf_of, g.action, g.tenant, g.target, g.reason, g.before, g.after
+SELECT g.id, g.at, g.actor, g.on_behalf_of, g.action, g.tenant, g.target, g.reason, g.before, g.after,
+    g.request_id
 FROM quota_internal.admin_log g
 WHERE g.tenant IS NULL OR EXISTS (SELECT FROM quota_internal.visible_tenants v WHERE v.tenant = g.tenant);
 COMMENT ON VIEW quota.log IS 'Who changed what: one row per admin change, written in its transaction.';
+
+CREATE OR REPLACE VIEW quota.keys AS
+SELECT k.tenant, k.id, s.name AS subject, k.name, s.parent, s.rate_tier,
+    CASE WHEN k.revoked_at IS NOT NULL THEN 'revoked'
+        WHEN s.retired THEN 'retired'
+        WHEN k.expires_at <= clock_timestamp() THEN 'expired'
+        ELSE 'active' END AS state,
+    s.frozen, k.created_at, k.expires_at, k.revoked_at, k.changed_at,
+    CASE WHEN k.old_secret_until > clock_timestamp() THEN k.old_secret_until END AS old_secret_until
+FROM quota_internal.api_keys k
+JOIN quota_internal.visible_tenants v ON v.tenant = k.tenant
+JOIN quota_internal.subjects s ON s.tenant = k.tenant AND s.name = 'key:' || k.id;
+COMMENT ON VIEW quota.keys IS 'API keys and the subjects that they authenticate; never their secrets.';
+
+CREATE OR REPLACE VIEW quota.tokens AS
+SELECT nullif(t.tenant, '') AS tenant, t.id, t.name, t.role,
+    CASE WHEN t.revoked_at IS NOT NULL THEN 'revoked'
+        WHEN t.expires_at <= clock_timestamp() THEN 'expired'
+        ELSE 'active' END AS state,
+    t.created_at, t.expires_at, t.revoked_at
+FROM quota_internal.api_tokens t
+WHERE t.tenant = '' AND NOT EXISTS (SELECT FROM quota_internal.logins g WHERE g.role = session_user)
+    OR EXISTS (SELECT FROM quota_internal.visible_tenants v WHERE v.tenant = t.tenant);
+COMMENT ON VIEW quota.tokens IS 'Tokens of the HTTP API; never their secrets. Tenant null: for every tenant.';
