@@ -21,6 +21,7 @@ from sqlalchemy import (
     ForeignKeyConstraint,
     Identity,
     Index,
+    Integer,
     Interval,
     LargeBinary,
     MetaData,
@@ -374,7 +375,7 @@ api_requests = Table(
     # SHA-256 of method, path and body: the same key with another request is an error.
     Column("fingerprint", LargeBinary, nullable=False),
     Column("at", INSTANT, nullable=False),
-    Column("status", BigInteger),
+    Column("status", Integer),
     Column("answer", Text),
     PrimaryKeyConstraint("tenant", "token", "key", name="api_requests_pkey"),
     Index("api_requests_by_age", "tenant", "at"),

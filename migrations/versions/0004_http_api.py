@@ -33,7 +33,7 @@ def downgrade() -> None:
         "quota.verify_token(text, bytea)",
         "quota.begin_change(text, text, text, text)",
         "quota.begin_request(text, text, bytea, text)",
-        "quota.end_request(text, text, bigint, text, text)",
+        "quota.end_request(text, text, integer, text, text)",
         "quota.operator_settle(uuid, jsonb, text, text)",
         "quota.operator_release(uuid, text, text)",
         "quota.logged_check(text)",

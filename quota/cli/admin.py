@@ -21,8 +21,8 @@ from quota.calls import (
     SetRateTier,
     SetTierLimit,
     Unfreeze,
+    views,
 )
-from quota.cli import views
 from quota.cli.help import Ordered, examples
 from quota.cli.params import AMOUNT, CAPACITY, UNLIMITED
 from quota.cli.screen import number, when

@@ -22,8 +22,8 @@ from quota.calls import (
     Reservation,
     Reserve,
     Settle,
+    views,
 )
-from quota.cli import views
 from quota.cli.failures import REFUSED
 from quota.cli.help import examples
 from quota.cli.params import AMOUNT, DETAILS, DURATION, costs_of

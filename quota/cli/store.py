@@ -14,8 +14,7 @@ import click
 import psycopg
 
 import quota
-from quota.calls import Call
-from quota.cli import views
+from quota.calls import Call, views
 from quota.cli.screen import Screen
 from quota.client import Client
 from quota.config import ConfigError, Settings, redact_url

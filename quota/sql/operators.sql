@@ -22,7 +22,7 @@ COMMENT ON FUNCTION quota.begin_change(text, text, text, text) IS
 
 -- The first with a key does the work and stores its answer in the same transaction; whoever comes meanwhile waits, then finds it.
 CREATE OR REPLACE FUNCTION quota.begin_request(
-    token text, key text, fingerprint bytea, tenant text, OUT fresh boolean, OUT same boolean, OUT status bigint, OUT answer text
+    token text, key text, fingerprint bytea, tenant text, OUT fresh boolean, OUT same boolean, OUT status integer, OUT answer text
 )
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -51,15 +51,15 @@ $$;
 COMMENT ON FUNCTION quota.begin_request(text, text, bytea, text) IS
     'Claims an Idempotency-Key for this transaction: fresh, or the stored answer, and whether it was the same request.';
 
-CREATE OR REPLACE FUNCTION quota.end_request(token text, key text, status bigint, answer text, tenant text) RETURNS void
+CREATE OR REPLACE FUNCTION quota.end_request(token text, key text, status integer, answer_text text, tenant text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 BEGIN
-    UPDATE quota_internal.api_requests r SET status = end_request.status, answer = end_request.answer
+    UPDATE quota_internal.api_requests r SET status = end_request.status, answer = end_request.answer_text
     WHERE r.tenant = coalesce(end_request.tenant, '') AND r.token = end_request.token AND r.key = end_request.key;
 END
 $$;
-COMMENT ON FUNCTION quota.end_request(text, text, bigint, text, text) IS
+COMMENT ON FUNCTION quota.end_request(text, text, integer, text, text) IS
     'Stores the answer of the request that begin_request has claimed.';
 
 CREATE OR REPLACE FUNCTION quota.operator_settle(

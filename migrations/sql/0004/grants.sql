@@ -86,5 +86,5 @@ GRANT EXECUTE ON FUNCTION
     quota.verify_token(text, bytea),
     quota.begin_change(text, text, text, text),
     quota.begin_request(text, text, bytea, text),
-    quota.end_request(text, text, bigint, text, text)
+    quota.end_request(text, text, integer, text, text)
 TO quota_api;

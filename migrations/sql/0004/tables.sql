@@ -48,7 +48,7 @@ CREATE TABLE quota_internal.api_requests (
     key text COLLATE "C" NOT NULL,
     fingerprint bytea NOT NULL,
     at timestamptz NOT NULL,
-    status bigint,
+    status integer,
     answer text,
     CONSTRAINT api_requests_pkey PRIMARY KEY (tenant, token, key)
 );

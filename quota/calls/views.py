@@ -1,4 +1,4 @@
-"""What the command line reads from the public views, as calls: the client gives them its deadline and its retries."""
+"""Reads of the public views, as calls: the client gives them its deadline and its retries."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from quota.calls import Call, Row
-from quota.calls.base import Function
+from quota.calls.answers import Row
+from quota.calls.base import Call, Function
 
 __all__ = ["Rows", "View", "entries", "holds", "limits", "schema_revision", "subjects", "tiers"]
 
