@@ -1,11 +1,11 @@
-"""Who presents this secret? Answers are remembered for a bounded time, within which a revocation is in force everywhere.
+"""Who presents this secret? Answers are remembered for a bounded time, within which revocations reach everybody.
 
     who = Authenticator(client).authenticate(secret)  # a KeyHolder, or None
     if who is None or not who.active: ...              # 401
     client.reserve(who.subject, ...)                   # decided by the database, never by what is remembered
 
-Only the answer to "who is it" is remembered. What may be spent is decided by the ledger, every time; and a revoked key's
-subject is frozen, so that its holds are refused at once.
+Only the answer to "who is it" is remembered. What may be spent is decided by the ledger, every time; and a revoked
+key's subject is frozen, so that its holds are refused at once.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    op.execute("DROP VIEW quota.keys, quota.tokens, quota.log")
+    op.execute("DROP VIEW quota.keys, quota.tokens, quota.units, quota.tenants, quota.log")
     for function in (
         "quota.create_key(text, text, bytea, text, text, timestamptz, text)",
         "quota.rename_key(text, text, text)",

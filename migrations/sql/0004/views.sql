@@ -116,3 +116,13 @@ FROM quota_internal.api_tokens t
 WHERE t.tenant = '' AND NOT EXISTS (SELECT FROM quota_internal.logins g WHERE g.role = session_user)
     OR EXISTS (SELECT FROM quota_internal.visible_tenants v WHERE v.tenant = t.tenant);
 COMMENT ON VIEW quota.tokens IS 'Tokens of the HTTP API; never their secrets. Tenant null: for every tenant.';
+
+CREATE OR REPLACE VIEW quota.units AS
+SELECT u.name, u.money FROM quota_internal.units u;
+COMMENT ON VIEW quota.units IS 'What is counted; money says that its exhaustion is a matter of payment.';
+
+CREATE OR REPLACE VIEW quota.tenants AS
+SELECT t.name, t.ttl_maximum, t.polling_hint_s, t.keep, t.created_at
+FROM quota_internal.tenants t
+JOIN quota_internal.visible_tenants v ON v.tenant = t.name;
+COMMENT ON VIEW quota.tenants IS 'Tenants and their settings.';
