@@ -59,6 +59,7 @@ __all__ = [
     "UnknownUnit",
     "fate",
     "from_database_error",
+    "misuse_named",
 ]
 
 
@@ -342,6 +343,15 @@ def misuse(sqlstate: str, message: str, remedy: str | None = None) -> Misuse:
     for a code of a newer schema.
     """
     return _BY_SQLSTATE.get(sqlstate, Misuse)(message, remedy)
+
+
+def misuse_named(name: str, message: str) -> Misuse:
+    """Returns the error of a name, as an HTTP face of the ledger has reported it.
+
+    Result: of the class of that name; `InvalidArgument` for a name that is none of the contract's.
+    """
+    kind = next((row.type for row in ERRORS if row.name == name), InvalidArgument)
+    return kind(f"{name}: {message}")
 
 
 def from_database_error(error: psycopg.Error) -> QuotaError | None:

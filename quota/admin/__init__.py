@@ -10,6 +10,20 @@
 | `serving` | gunicorn's configuration |
 """
 
-from quota.admin.app import create_app
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from quota.admin.app import create_app
 
 __all__ = ["create_app"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports the application when it is asked for: who only reads `serving` need not wait for it."""
+    if name != "create_app":
+        raise AttributeError(name)
+    from quota.admin.app import create_app
+
+    return create_app

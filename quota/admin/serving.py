@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -46,6 +49,21 @@ accesslog = None
 errorlog = "-"
 loglevel = "info"
 control_socket_disable = True
+
+
+def when_ready(server: Any) -> None:
+    """Ends with the `quota` that started it, however that ends: the embedded database goes with it."""
+    parent = os.environ.get("QUOTA_PARENT")
+    if parent is None:
+        return
+
+    def watch() -> None:
+        while str(os.getppid()) == parent:
+            time.sleep(1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+    server.log.debug("ends with process %s", parent)
 
 
 def application() -> Flask:
