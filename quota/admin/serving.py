@@ -1,18 +1,18 @@
 """gunicorn's configuration: `quota serve`, or `gunicorn -c python:quota.admin.serving`.
 
 Workers wait for the database, not for the processor, so each has threads; the pool has a connection for each thread and
-no more. The application is made in every worker, after the fork, and opens its connections when it first needs them.
-Read from the environment, each with the default that `quota serve --help` shows: QUOTA_BIND, QUOTA_WORKERS,
+no more. The application is made once, before the fork, and opens no connection; every worker opens its own when it first
+needs them. Read from the environment, each with the default that `quota serve --help` shows: QUOTA_BIND, QUOTA_WORKERS,
 QUOTA_THREADS.
 """
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import signal
-import threading
-import time
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,13 +22,16 @@ DEFAULT_BIND = "127.0.0.1:8080"
 DEFAULT_WORKERS = 2
 DEFAULT_THREADS = 4
 
+_PR_SET_PDEATHSIG = 1
+
 bind = os.environ.get("QUOTA_BIND", "").strip() or DEFAULT_BIND
 workers = int(os.environ.get("QUOTA_WORKERS", "").strip() or DEFAULT_WORKERS)
 threads = int(os.environ.get("QUOTA_THREADS", "").strip() or DEFAULT_THREADS)
 worker_class = "gthread"
 wsgi_app = "quota.admin.serving:application()"
 proc_name = "quota api"
-preload_app = False
+# One import for all: what is made before the fork opens no connection, every worker has its own pool.
+preload_app = True
 
 # A request is over within the ledger's deadline; what takes longer is a proof of the books, a minute at most.
 timeout = 90
@@ -51,19 +54,16 @@ loglevel = "info"
 control_socket_disable = True
 
 
-def when_ready(server: Any) -> None:
+def on_starting(server: Any) -> None:
     """Ends with the `quota` that started it, however that ends: the embedded database goes with it."""
     parent = os.environ.get("QUOTA_PARENT")
-    if parent is None:
+    if parent is None or sys.platform != "linux":
         return
-
-    def watch() -> None:
-        while str(os.getppid()) == parent:
-            time.sleep(1)
+    # No thread that watches: the workers are forked from this process.
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if str(os.getppid()) != parent:
+        server.log.warning("process %s has gone already", parent)
         os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=watch, daemon=True).start()
-    server.log.debug("ends with process %s", parent)
 
 
 def application() -> Flask:

@@ -128,10 +128,10 @@ def start(url: str, folder: Path, **environment: str) -> Server:
         time.sleep(0.05)
 
 
-def stop(server: Server) -> int:
-    """Ends it with grace; returns its exit code."""
+def stop(server: Server, how: signal.Signals = signal.SIGQUIT) -> int:
+    """Ends it, at once unless `how` says otherwise; returns its exit code."""
     if server.process.poll() is None:
-        server.process.send_signal(signal.SIGTERM)
+        server.process.send_signal(how)
     try:
         return server.process.wait(45)
     except subprocess.TimeoutExpired:
@@ -162,7 +162,7 @@ def server(api_database: str, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """The running API."""
     running = start(
         as_api(api_database), tmp_path_factory.mktemp("api"), QUOTA_WORKERS=str(WORKERS), QUOTA_THREADS="2",
-        QUOTA_CACHE_S=str(CACHE_S),
+        QUOTA_CACHE_S=str(CACHE_S), QUOTA_PROXIES="1",
     )  # fmt: skip
     try:
         yield running
