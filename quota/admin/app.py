@@ -173,7 +173,7 @@ def _must_be_readable_query(takes_any: bool) -> None:
         raise Problem(422, "invalid_argument", "The query: nothing is taken here; leave it out.")
     for name, values in request.args.lists():
         if len(values) > 1:
-            raise Problem(422, "invalid_argument", f"The query: {name[:40]} stands twice.")
+            raise Problem(422, "invalid_argument", f"The query: {name} stands twice.")
 
 
 def _invalid(error: ValidationError) -> NoReturn:

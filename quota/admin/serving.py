@@ -1,9 +1,9 @@
 """gunicorn's configuration: `quota serve`, or `gunicorn -c python:quota.admin.serving`.
 
-Workers wait for the database, not for the processor, so each has threads; the pool has a connection for each thread and
-no more. The application is made once, before the fork, and opens no connection; every worker opens its own when it first
-needs them. Read from the environment, each with the default that `quota serve --help` shows: QUOTA_BIND, QUOTA_WORKERS,
-QUOTA_THREADS.
+Workers wait for the database, not for the processor, so each has threads; the pool has a connection for each thread
+Workers wait for the database, not for the processor, so each has threads; the pool has a connection for each thread
+and no more. The application is made once, before the fork, and opens no connection; every worker opens its own when it
+first needs them. Read from the environment, each with the default that `quota serve --help` shows: QUOTA_BIND,
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ keepalive = 5
 max_requests = 100_000
 max_requests_jitter = 10_000
 
-limit_request_line = 4094
+limit_request_line = 8190
 limit_request_fields = 50
 limit_request_field_size = 4094
 # Whose X-Forwarded-For is believed is told by QUOTA_PROXIES; gunicorn itself believes nobody.

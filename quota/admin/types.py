@@ -168,7 +168,9 @@ class PageQuery(Query):
 
     limit: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=1000, description="Most rows of the page.")] = 100
     after: Annotated[
-        str | None, BeforeValidator(_printable), Field(max_length=2000, description="`next` of the page before.")
+        str | None,
+        BeforeValidator(_printable),
+        Field(max_length=4000, pattern="^[A-Za-z0-9_-]+$", description="`next` of the page before."),
     ] = None
 
 

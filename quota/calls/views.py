@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import Any, ClassVar
 
 from quota.calls.answers import Row
 from quota.calls.base import Call, Function
@@ -79,7 +79,7 @@ class View(Call[Rows]):
     exact: tuple[str, ...] = ()
 
     writes = False
-    timeout_s = Decimal(60)
+    timeout_s: ClassVar[Decimal | None] = Decimal(60)
     function = Function("views", None)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any
@@ -18,6 +19,20 @@ _TYPE = "urn:quota-ledger:problem:"
 _NOT_STORED = frozenset({402, 429, 503})
 
 _REFUSALS = {"closed": 409, "frozen": 403, "too_large": 422, "rate": 429, "held": 429, "concurrency": 429}
+
+
+# What may be a secret: one whole, or without its prefix. Somebody may have put it where a name belongs.
+_SECRET = re.compile(r"(?:q[kt]_[a-z0-9-]{1,63}_)?[A-Za-z0-9_-]{43,}", re.ASCII)
+
+
+def _without_secrets(value: Any) -> Any:
+    if isinstance(value, str):
+        return _SECRET.sub(lambda found: f"{found[0][:4]}***", value)
+    if isinstance(value, list):
+        return [_without_secrets(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _without_secrets(item) for name, item in value.items()}
+    return value
 
 
 class Problem(Exception):  # noqa: N818 - RFC 9457's word
@@ -59,7 +74,7 @@ class Problem(Exception):  # noqa: N818 - RFC 9457's word
             **({"instance": instance} if instance else {}),
             **self.members,
         }
-        return {name: plain(value) for name, value in found.items()}
+        return {name: _without_secrets(plain(value)) for name, value in found.items()}
 
 
 def of_error(error: QuotaError) -> Problem:

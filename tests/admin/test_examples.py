@@ -15,7 +15,16 @@ FIRST = [
     "create_subject", "create_key", "create_tier", "set_limit", "create_connection", "create_token", "reserve",
     "record_usage", "adjust", "extend",
 ]  # fmt: skip
-LAST = ["settle", "release", "remove_limit", "retire_tier", "revoke_token", "rotate_key", "revoke_key", "retire_subject"]
+LAST = [
+    "settle",
+    "release",
+    "remove_limit",
+    "retire_tier",
+    "revoke_token",
+    "rotate_key",
+    "revoke_key",
+    "retire_subject",
+]
 
 
 def place(route: Route) -> int:
@@ -45,7 +54,8 @@ def test_every_example_works(api: Api, db: Connection, first: bool) -> None:
         if name in ("settle", "release"):
             role = "operator"  # their examples have a reason
         held = db.execute(
-            "SELECT reservation::text FROM quota.holds WHERE tenant = %s ORDER BY created_at DESC LIMIT 1", (api.tenant,)
+            "SELECT reservation::text FROM quota.holds WHERE tenant = %s ORDER BY created_at DESC LIMIT 1",
+            (api.tenant,),
         ).fetchone()
         if held is None:
             made = api.do("POST", "/reservations", {"subject": "key:web", "costs": {"usd": "0.25"}}, role="worker")
@@ -53,13 +63,17 @@ def test_every_example_works(api: Api, db: Connection, first: bool) -> None:
         other = {"id": held[0]} if "/reservations/" in route.rule else {}
         if "/tokens/" in route.rule:
             other = {"id": f"ops-{api.tenant}"}
-        query = {p["name"]: p["example"] for p in route.operation["parameters"] if p["in"] == "query" and "example" in p}
+        query = {
+            p["name"]: p["example"] for p in route.operation["parameters"] if p["in"] == "query" and "example" in p
+        }
         path = route.path(**other) + (f"?{urlencode(query)}" if query else "")
         answer = api.request(route.method, path, route.body, role)
         documented = {int(status) for status in route.operation["responses"] if status != "default"}
         assert answer.status in documented, (name, path, answer.status, answer.body)
         done.add(name)
-    assert done == {operation["operationId"] for methods in openapi()["paths"].values() for operation in methods.values()} - {
+    assert done == {
+        operation["operationId"] for methods in openapi()["paths"].values() for operation in methods.values()
+    } - {
         "live",
         "ready",
     }

@@ -35,13 +35,15 @@ def test_a_key_from_its_making_to_its_end(api: Api, db: Connection) -> None:
     reserve = "SELECT granted FROM quota.reserve('key:web', '{\"cost\": 300}', tenant => %s)"
     assert db.execute(reserve, (api.tenant,)).fetchone() == (True,)
     assert api.do("PATCH", "/keys/web", {"rate_tier": "bulk", "name": "Shop"})["rate_tier"] == "bulk"
-    assert balance(db, api, "key:web", "hourly") == (40000000, 0, 300)
+    assert balance(db, api, "key:web", "hourly") == (Decimal(40000000), Decimal(0), Decimal(300))
 
     assert [key["id"] for key in api.get("/keys?search=SHOP")["items"]] == ["web"]
     assert api.get("/keys?tier=basic")["items"] == []
     ended = api.do("POST", "/keys/web/revoke", {"reason": "leaked"})
     assert (ended["state"], ended["frozen"]) == ("revoked", "leaked")
-    row = db.execute("SELECT granted, reason FROM quota.reserve('key:web', '{\"cost\": 1}', tenant => %s)", (api.tenant,))
+    row = db.execute(
+        "SELECT granted, reason FROM quota.reserve('key:web', '{\"cost\": 1}', tenant => %s)", (api.tenant,)
+    )
     assert row.fetchone() == (False, "frozen")
     assert api.request("POST", "/keys/web/rotate", {}).problem == "revoked"
     # Once more is no error, and no second line in the log.

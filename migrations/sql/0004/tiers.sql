@@ -21,6 +21,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     one text;
     old record;
+    ordered text[];
 BEGIN
     IF coalesce(cardinality(subjects), 0) NOT BETWEEN 1 AND 1000 THEN
         PERFORM quota_internal.fail('invalid_argument', format('%s subjects', coalesce(cardinality(subjects), 0)),
@@ -42,7 +43,12 @@ BEGIN
     END LOOP;
     UPDATE quota_internal.subjects s SET rate_tier = set_rate_tiers.tier
     WHERE s.tenant = set_rate_tiers.tenant AND s.name = ANY (set_rate_tiers.subjects);
-    PERFORM quota_internal.bind(tenant, subjects);
+    -- In parts: on a tenant without statistics the plan for all at once compares each with each. All their rows are locked by
+    -- now, so that the accounts come in the order of everything else.
+    ordered := ARRAY(SELECT DISTINCT s.name COLLATE "C" FROM unnest(subjects) s(name) ORDER BY 1);
+    FOR i IN 1 .. cardinality(ordered) BY 25 LOOP
+        PERFORM quota_internal.bind(tenant, ordered[i : i + 24]);
+    END LOOP;
 END
 $$;
 COMMENT ON FUNCTION quota.set_rate_tiers(text[], text, text) IS
