@@ -1,9 +1,9 @@
 """gunicorn's configuration: `quota serve`, or `gunicorn -c python:quota.admin.serving`.
 
 Workers wait for the database, not for the processor, so each has threads; the pool has a connection for each thread
-Workers wait for the database, not for the processor, so each has threads; the pool has a connection for each thread
 and no more. The application is made once, before the fork, and opens no connection; every worker opens its own when it
-first needs them. Read from the environment, each with the default that `quota serve --help` shows: QUOTA_BIND,
+first needs them. Read from the environment, with the defaults that `quota serve --help` shows: QUOTA_BIND,
+QUOTA_WORKERS, QUOTA_THREADS, and QUOTA_CACHE_S, QUOTA_PROXIES.
 """
 
 from __future__ import annotations

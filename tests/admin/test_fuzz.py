@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -40,7 +41,7 @@ def victim(server: Server, db: Connection) -> Api:
 
 @schema.parametrize()
 @settings(
-    max_examples=10,
+    max_examples=int(os.environ.get("QUOTA_FUZZ_EXAMPLES", "5")),
     deadline=None,
     database=None,
     phases=[Phase.explicit, Phase.generate],

@@ -15,7 +15,7 @@ TEXT = (DOCS / "sql-reference.md").read_text(encoding="utf-8")
 SECTIONS = {title.removeprefix("quota."): body for title, body in sections(TEXT, 3).items()}
 FUNCTIONS = {name: body for name, body in SECTIONS.items() if "```text\nquota." in body}
 VIEWS = {name: body for name, body in SECTIONS.items() if name not in FUNCTIONS}
-ROLES = ("quota_worker", "quota_reader", "quota_admin", "quota_reaper")
+ROLES = ("quota_worker", "quota_reader", "quota_admin", "quota_reaper", "quota_api")
 
 # What the text of the functions below them could raise, and what they pass rules out.
 RULED_OUT = {
@@ -190,7 +190,10 @@ def reachable(connection: Connection, name: str) -> set[str]:
         one = todo.pop()
         if one not in seen:
             seen.add(one)
-            todo += [called for called in re.findall(r"quota_internal\.\w+", bodies[one]) if called in bodies]
+            called = re.findall(r"quota_internal\.\w+", bodies[one])
+            # Public functions stand in hints as well: only those that are called count.
+            called += re.findall(r"(?:PERFORM|FROM) (quota\.\w+)\(", bodies[one])
+            todo += [name for name in called if name in bodies]
     return {error for one in seen for error in re.findall(r"fail\('(\w+)'", bodies[one])}
 
 

@@ -11,10 +11,18 @@ from psycopg.conninfo import make_conninfo
 
 from tests.server import Connection, connect
 
-WORKER = {"reserve", "settle", "release", "adjust", "extend", "record", "balance", "ensure_subject"}
+WORKER = {"reserve", "settle", "release", "adjust", "extend", "record", "balance", "ensure_subject", "verify_key"}
 READER = {"balance", "check"}
 REAPER = {"reap"}
-ROLES = {"quota_worker": WORKER, "quota_reader": READER, "quota_reaper": REAPER}
+API = {
+    "create_subject", "move_subject", "retire_subject", "freeze", "unfreeze", "set_limit", "remove_limit",
+    "set_rate_tier", "set_rate_tiers", "set_tier_limit", "retire_tier", "credit", "repair", "create_key", "rename_key",
+    "set_key_expiry", "rotate_key", "revoke_key", "create_token", "revoke_token", "verify_token", "begin_change",
+    "begin_request", "end_request", "operator_settle", "operator_release", "logged_check",
+}  # fmt: skip
+ROLES = {
+    "quota_worker": WORKER, "quota_reader": READER, "quota_reaper": REAPER, "quota_api": WORKER | READER | API,
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -54,7 +62,7 @@ def test_a_role_calls_its_functions_and_nothing_else(conn: Connection, login: st
     assert not any(may for schema, _, may in rows if schema == "quota_internal")
 
 
-@pytest.mark.parametrize("role", ["quota_worker", "quota_reader", "quota_reaper", "quota_admin"])
+@pytest.mark.parametrize("role", ["quota_worker", "quota_reader", "quota_reaper", "quota_admin", "quota_api"])
 def test_no_role_reaches_a_table_and_readers_reach_every_view(conn: Connection, login: str, role: str) -> None:
     grant(conn, role, login)
     rows = conn.execute(
@@ -67,7 +75,7 @@ def test_no_role_reaches_a_table_and_readers_reach_every_view(conn: Connection, 
     ).fetchall()
     reads = {name for schema, name, may, _ in rows if may and schema == "quota"}
     views = {name for schema, name, _, _ in rows if schema == "quota"}
-    assert reads == (views if role in ("quota_reader", "quota_admin") else set())
+    assert reads == (views if role in ("quota_reader", "quota_admin", "quota_api") else set())
     assert not any(may or writes for schema, _, may, writes in rows if schema == "quota_internal")
     assert not any(writes for _, _, _, writes in rows)
 
