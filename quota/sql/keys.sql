@@ -100,8 +100,8 @@ BEGIN
         END IF;
     END IF;
     now := quota_internal.clock();
-    INSERT INTO quota_internal.api_keys (tenant, id, name, secret_hash, created_at, expires_at, changed_at)
-    VALUES (create_key.tenant, create_key.id, create_key.name, create_key.secret_hash, now, create_key.expires_at, now)
+    INSERT INTO quota_internal.api_keys (tenant, id, subject, name, secret_hash, created_at, expires_at, changed_at)
+    VALUES (create_key.tenant, create_key.id, subject, create_key.name, create_key.secret_hash, now, create_key.expires_at, now)
     ON CONFLICT ON CONSTRAINT api_keys_pkey DO NOTHING;
     IF NOT FOUND THEN
         PERFORM quota_internal.already_exists('key', id);
@@ -218,7 +218,7 @@ BEGIN
         s.frozen, least(k.expires_at, CASE WHEN NOT current_secret THEN k.old_secret_until END)
     FROM quota_internal.api_keys k
     JOIN quota_internal.visible_tenants v ON v.tenant = k.tenant
-    JOIN quota_internal.subjects s ON s.tenant = k.tenant AND s.name = 'key:' || k.id
+    JOIN quota_internal.subjects s ON s.tenant = k.tenant AND s.name = k.subject
     CROSS JOIN LATERAL (SELECT quota_internal.same_secret(k.secret_hash, verify_key.secret_hash) AS current_secret) c
     WHERE k.id = verify_key.id
         AND (current_secret

@@ -36,6 +36,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from quota import embedded, migrate
 from quota._pgbin import BinariesError, find_binaries
+from quota.calls import pages
 
 PARTS = {
     "P1": ("reserve, one account, against F1", 2.2),
@@ -43,6 +44,7 @@ PARTS = {
     "P3": ("reserve, six accounts, against F1", 5.0),
     "P7": ("refusal on an exhausted budget, against SELECT 1", 4.0),
     "P8": ("reserve among closed reservations and 10,000 open holds, against an empty ledger", 1.2),
+    "P11": ("the last page of 100 of a million keys, as GET /v1/keys reads it, against the first page", 2.0),
     "P12": ("refusal beside 100,000 overdue holds of others, against P7's", 2.0),
 }
 SETTINGS = {"shared_buffers": "256MB", "max_wal_size": "4GB"}
@@ -55,6 +57,8 @@ P8_ROWS_SMALL_DISK = 500_000
 P8_DISK_BYTES = 20 << 30
 OPEN_HOLDS = 10_000
 OVERDUE_HOLDS = 100_000
+KEYS = 1_000_000
+KEYS_SMALL_DISK = 100_000
 CHUNK = 1_000_000
 WARM_UP_S = 0.7  # connecting, planning, filling the backend's caches
 
@@ -466,6 +470,23 @@ def p8(bench: Bench) -> dict[str, Any]:
         return bench.compare("P8", side, floor)
 
 
+def p11(bench: Bench) -> dict[str, Any]:
+    """Keys by id, a page at a time: the walk costs the same at any depth."""
+    call = pages.keys("default", most=101)
+    nothing = (name for name, value in call.values.items() if value is None)
+    text = call.statement
+    for name in nothing:
+        text = text.replace(f"%({name})s", "NULL")
+    text = text.replace("%(tenant)s", ":tenant").replace("%(after)s", ":after").replace("%(most)s", "101")
+    with bench.copy("p11") as ledger:
+        with connect(ledger) as connection:
+            last = load_keys(connection, bench.options.p11_keys)
+        sides = [
+            Load(ledger, (" ".join(text.split()),), {"tenant": "default", "after": after}) for after in (last, "!")
+        ]
+        return bench.compare("P11", *sides)
+
+
 def p12(bench: Bench) -> dict[str, Any]:
     """Overdue holds of others; and the account that refuses may have had some of its own: it has to look for them."""
     with bench.copy("p12") as crowded, bench.copy("p12_clean") as clean:
@@ -505,6 +526,26 @@ def load_closed(connection: Connection, rows: int) -> None:
         )
 
 
+def load_keys(connection: Connection, count: int) -> str:
+    """Writes keys and their subjects, bound to nothing; returns the id after which the last page begins."""
+    say(f"P11: {count:,} keys")
+    for statement in (
+        """INSERT INTO quota_internal.subjects (tenant, name, kind, lineage, created_at)
+           SELECT 'default', 'key:k' || md5(n::text), 'key', ARRAY['key:k' || md5(n::text)], clock_timestamp()
+           FROM generate_series(1, %s::bigint) n""",
+        """INSERT INTO quota_internal.api_keys (tenant, id, subject, name, secret_hash, created_at, changed_at)
+           SELECT 'default', 'k' || md5(n::text), 'key:k' || md5(n::text), 'key ' || n, sha256(n::text::bytea), clock_timestamp(),
+               clock_timestamp()
+           FROM generate_series(1, %s::bigint) n""",
+    ):
+        connection.execute(statement.encode(), [count])
+    connection.execute("VACUUM (ANALYZE, FREEZE) quota_internal.subjects")
+    connection.execute("VACUUM (ANALYZE, FREEZE) quota_internal.api_keys")
+    row = connection.execute("SELECT id FROM quota_internal.api_keys ORDER BY id DESC OFFSET 101 LIMIT 1").fetchone()
+    assert row is not None
+    return str(row[0])
+
+
 def load_holds(connection: Connection, count: int) -> None:
     """Takes holds for a hundred other subjects, by the front door."""
     say(f"{count:,} open holds of others")
@@ -518,7 +559,15 @@ def load_holds(connection: Connection, count: int) -> None:
         )
 
 
-RUN: dict[str, Callable[[Bench], dict[str, Any]]] = {"P1": p1, "P2": p2, "P3": p3, "P7": p7, "P8": p8, "P12": p12}
+RUN: dict[str, Callable[[Bench], dict[str, Any]]] = {
+    "P1": p1,
+    "P2": p2,
+    "P3": p3,
+    "P7": p7,
+    "P8": p8,
+    "P11": p11,
+    "P12": p12,
+}
 
 
 # -- the run --------------------------------------------------------------------------------------------------------
@@ -595,6 +644,7 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=2.0, help="length of a window (default 2, at most 60)")
     parser.add_argument("--rounds", type=int, default=7, help="rounds of both sides (default 7, at least 1)")
     parser.add_argument("--p8-rows", type=int, metavar="N", help="closed reservations for P8 (default 10,000,000)")
+    parser.add_argument("--p11-keys", type=int, metavar="N", help="keys for P11 (default 1,000,000)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="also write bench.json and bench.md there")
     parser.add_argument("--psycopg", action="store_true", help="drive from Python although there is pgbench")
     options = parser.parse_args(arguments)
@@ -603,11 +653,13 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
         parser.error(f'unknown part "{unknown[0]}"; there are {", ".join(PARTS)}')
     if not 0 < options.seconds <= 60 or not 1 <= options.rounds <= 100:
         parser.error("--seconds is above 0 and at most 60, --rounds 1 to 100")
+    roomy = shutil.disk_usage(tempfile.gettempdir()).free >= P8_DISK_BYTES
+    if options.p11_keys is None:
+        options.p11_keys = KEYS if roomy else KEYS_SMALL_DISK
     if options.p8_rows is None:
-        roomy = shutil.disk_usage(tempfile.gettempdir()).free >= P8_DISK_BYTES
         options.p8_rows = P8_ROWS if roomy else P8_ROWS_SMALL_DISK
-    if options.p8_rows < 1:
-        parser.error("--p8-rows is at least 1")
+    if options.p8_rows < 1 or options.p11_keys < 1000:
+        parser.error("--p8-rows is at least 1, --p11-keys at least 1000")
     return options
 
 

@@ -4,6 +4,7 @@ CREATE INDEX admin_log_checks ON quota_internal.admin_log (at) WHERE action = 'c
 CREATE TABLE quota_internal.api_keys (
     tenant text COLLATE "C" NOT NULL,
     id text COLLATE "C" NOT NULL,
+    subject text COLLATE "C" NOT NULL,
     name text COLLATE "C" NOT NULL,
     secret_hash bytea NOT NULL,
     old_secret_hash bytea,
@@ -13,7 +14,8 @@ CREATE TABLE quota_internal.api_keys (
     revoked_at timestamptz,
     changed_at timestamptz NOT NULL,
     CONSTRAINT api_keys_pkey PRIMARY KEY (tenant, id),
-    CONSTRAINT api_keys_belong_to_a_tenant FOREIGN KEY(tenant) REFERENCES quota_internal.tenants (name),
+    CONSTRAINT api_keys_authenticate_a_subject FOREIGN KEY(tenant, subject) REFERENCES quota_internal.subjects (tenant, name),
+    CONSTRAINT api_keys_subject_is_the_id CHECK (subject = 'key:' || id),
     CONSTRAINT api_keys_secret_hash_is_a_sha256 CHECK (octet_length(secret_hash) = 32),
     CONSTRAINT api_keys_old_secret_hash_is_a_sha256 CHECK (octet_length(old_secret_hash) = 32),
     CONSTRAINT api_keys_old_secret_has_an_end CHECK ((old_secret_hash IS NULL) = (old_secret_until IS NULL))
