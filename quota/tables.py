@@ -325,7 +325,7 @@ api_keys = Table(
     Column("tenant", NAME, nullable=False),
     # Public: the first part of the secret.
     Column("id", NAME, nullable=False),
-    # key:<id>; what the key may spend stands there. Kept as a column, so that a page of keys is a walk along two indexes.
+    # key:<id>; what the key may spend stands there. A column, so that a page of keys is a walk along two indexes.
     Column("subject", NAME, nullable=False),
     Column("name", NAME, nullable=False),
     # SHA-256 of 256 random bits: nothing to guess, so nothing to slow down.

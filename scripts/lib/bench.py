@@ -534,8 +534,8 @@ def load_keys(connection: Connection, count: int) -> str:
            SELECT 'default', 'key:k' || md5(n::text), 'key', ARRAY['key:k' || md5(n::text)], clock_timestamp()
            FROM generate_series(1, %s::bigint) n""",
         """INSERT INTO quota_internal.api_keys (tenant, id, subject, name, secret_hash, created_at, changed_at)
-           SELECT 'default', 'k' || md5(n::text), 'key:k' || md5(n::text), 'key ' || n, sha256(n::text::bytea), clock_timestamp(),
-               clock_timestamp()
+           SELECT 'default', 'k' || md5(n::text), 'key:k' || md5(n::text), 'key ' || n, sha256(n::text::bytea),
+               clock_timestamp(), clock_timestamp()
            FROM generate_series(1, %s::bigint) n""",
     ):
         connection.execute(statement.encode(), [count])
