@@ -45,14 +45,19 @@ def principal() -> Principal:
 
 def etag(resource: Found) -> str:
     """Returns the version of a resource: a strong validator made from all that is shown of it."""
-    return f'"{hashlib.sha256(written(resource).encode()).hexdigest()[:32]}"'
+    return _etag_of(written(resource))
+
+
+def _etag_of(text: str) -> str:
+    return f'"{hashlib.sha256(text.encode()).hexdigest()[:32]}"'
 
 
 def answer(resource: Found, status: int = 200, *, versioned: bool = False, location: str | None = None) -> Response:
     """Returns the response that shows a resource. `versioned`: with its ETag."""
-    response = Response(written(resource), status, content_type="application/json")
+    text = written(resource)
+    response = Response(text, status, content_type="application/json")
     if versioned:
-        response.headers["ETag"] = etag(resource)
+        response.headers["ETag"] = _etag_of(text)
     if location is not None:
         response.headers["Location"] = location
     return response
