@@ -140,7 +140,7 @@ def key_revoke(desk: Desk, identity: str, reason: str) -> None:
     _show(desk, desk.revoke_key(identity, reason))
 
 
-@key.command("verify", epilog=examples("quota key verify < secret.txt"))
+@key.command("verify", epilog=examples("cat secret.txt | quota key verify"))
 @with_desk
 def key_verify(desk: Desk) -> None:
     """Whose secret is this? Read from standard input, which nobody else sees. Exit code 1: let nobody in."""
