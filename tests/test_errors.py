@@ -30,6 +30,9 @@ NAMES = [
     "invalid_name", "invalid_ttl", "invalid_argument", "id_conflict", "already_settled", "already_released",
     "expired", "total_decreased", "parent_differs", "limit_differs", "cycle", "too_deep", "has_open_holds",
     "already_exists",
+    "unknown_key",
+    "unknown_token",
+    "revoked",
 ]  # fmt: skip
 
 

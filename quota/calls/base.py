@@ -12,7 +12,7 @@ import json
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from typing import ClassVar, Generic, Self, TypeVar
 from uuid import UUID
@@ -22,6 +22,7 @@ from quota.errors import AmountOutOfRange, InvalidAmount, InvalidArgument, Inval
 
 __all__ = [
     "AMOUNT",
+    "BYTES",
     "COSTS",
     "DETAILS",
     "FLAG",
@@ -31,6 +32,7 @@ __all__ = [
     "NUMBER",
     "ROLE",
     "SPAN",
+    "TIME",
     "WHOLE",
     "WORD",
     "A",
@@ -211,6 +213,22 @@ def _span(what: str, value: object) -> timedelta | None:
     raise TypeError(f"{what} must be a timedelta, not {type(value).__name__} {_shown(value)}")
 
 
+def _time(what: str, value: object) -> datetime | None:
+    if value is None:
+        return None
+    if not isinstance(value, datetime):
+        raise TypeError(f"{what} must be a datetime, not {type(value).__name__} {_shown(value)}")
+    if value.tzinfo is None:
+        raise TypeError(f"{what} {value} must have a time zone, such as datetime.now(UTC)")
+    return value
+
+
+def _bytes(what: str, value: object) -> bytes | None:
+    if value is None or isinstance(value, bytes):
+        return value
+    raise TypeError(f"{what} must be bytes, not {type(value).__name__}")
+
+
 def _flag(what: str, value: object) -> bool:
     if isinstance(value, bool):
         return value
@@ -245,6 +263,8 @@ AMOUNT = Kind("numeric", _amount)
 NUMBER = Kind("numeric", _number)
 ID = Kind("uuid", _id)
 SPAN = Kind("interval", _span)
+TIME = Kind("timestamptz", _time)
+BYTES = Kind("bytea", _bytes)
 FLAG = Kind("boolean", _flag)
 WHOLE = Kind("integer", _whole)
 

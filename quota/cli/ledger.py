@@ -22,8 +22,8 @@ from quota.calls import (
     Reservation,
     Reserve,
     Settle,
+    views,
 )
-from quota.cli import views
 from quota.cli.failures import REFUSED
 from quota.cli.help import examples
 from quota.cli.params import AMOUNT, DETAILS, DURATION, costs_of
@@ -250,7 +250,7 @@ def ledger(session: Session, subject: str | None, reservation: object | None, mo
 )
 @click.option("--every", type=DURATION, help="Go on, with this pause, until SIGTERM or Ctrl-C.")
 @click.option(
-    "--max", "batch", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Holds per transaction."
+    "--max", "batch", type=click.IntRange(1, 100_000), default=100, show_default=True, help="Holds per transaction."
 )
 @click.option("--tenant", metavar="NAME", help="Only this tenant's holds. [default: all tenants']")
 @click.option(

@@ -13,8 +13,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import click
 
 import quota
-from quota.calls import Call
-from quota.cli import views
+from quota.calls import Call, views
 from quota.cli.screen import Screen
 from quota.client import Client
 from quota.config import ConfigError, Settings, redact_url

@@ -13,8 +13,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-from quota.calls import Balance, BalanceRow, Check, CreateSubject, CreateTenant, SetLimit, Violation
-from quota.cli import views
+from quota.calls import Balance, BalanceRow, Check, CreateSubject, CreateTenant, SetLimit, Violation, views
 from quota.client import Client
 from quota.fleet import Worker
 from quota.trace import Prices, Request

@@ -16,8 +16,9 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Callable, Coroutine, Hashable, Iterator
 from concurrent import futures
+from contextlib import contextmanager
 from decimal import Decimal
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
@@ -32,11 +33,11 @@ from quota.client.attempts import Execute, Join, NoConnection, Plan, Result, Wai
 from quota.client.connections import AsyncBoundConnection, BoundConnection, is_stale
 from quota.client.core import Core
 from quota.client.holds import AsyncHold, Hold
-from quota.client.transactions import run, run_async
+from quota.client.transactions import Do, run, run_async, transact
 from quota.client.verbs import awaited, blocking
 from quota.client.waiting import AsyncBell, ThreadBell, Threads
 
-__all__ = ["AsyncClient", "AsyncHold", "Client", "Hold", "run", "run_async"]
+__all__ = ["AsyncClient", "AsyncHold", "Client", "Do", "Hold", "run", "run_async"]
 
 logger = logging.getLogger("quota.client")
 
@@ -150,14 +151,34 @@ class Client(Core):
             answer: A = stop.value
             return answer
 
+    def transact(self, work: Callable[[Do], A], *, timeout_s: Decimal | float | None = None) -> A:
+        """Carries out several calls in one transaction: all of them take effect, or none.
+
+        Arguments:
+            work: given a function that carries out a call and returns its answer. After a serialization failure or a
+                deadlock it runs again, so it must do nothing else that counts.
+            timeout_s: deadline in seconds; None: the client's.
+
+        Result: what `work` returns. Errors: what `work` raises, the `Misuse` that the database names, `Unavailable`.
+        """
+        if self._closed:
+            raise RuntimeError("this client is closed")
+        seconds = self.timeout_s if timeout_s is None else float(timeout_s)
+        return transact(self._borrowed, work, timeout_s=seconds, retries=self.retries)
+
     def _execute(self, step: Execute) -> Result:
-        pool: ConnectionPool[BoundConnection] = self._pools.get()
-        connection = self._take(pool, step.deadline_s)
-        try:
-            connection.deadline_s = step.deadline_s
-            connection.warnings.clear()
+        with self._borrowed(step.deadline_s) as connection:
             rows = connection.execute(step.statement, step.parameters, binary=True).fetchall()
             return Result(list(rows), list(connection.warnings))
+
+    @contextmanager
+    def _borrowed(self, deadline_s: float) -> Iterator[BoundConnection]:
+        pool: ConnectionPool[BoundConnection] = self._pools.get()
+        connection = self._take(pool, deadline_s)
+        try:
+            connection.deadline_s = deadline_s
+            connection.warnings.clear()
+            yield connection
         finally:
             if connection.pgconn.transaction_status == TransactionStatus.ACTIVE:
                 threading.Thread(target=self._abandon, args=(pool, connection), daemon=True).start()

@@ -19,7 +19,7 @@ import psycopg
 from quota.calls import Call, Row
 from quota.errors import Fate, QuotaError, Unavailable, fate, from_database_error
 
-__all__ = ["Execute", "Join", "NoConnection", "Pause", "Plan", "Result", "TooLate", "Wait", "attempts"]
+__all__ = ["Execute", "Join", "NoConnection", "Pause", "Plan", "Result", "TooLate", "Wait", "attempts", "pause_s"]
 
 logger = logging.getLogger("quota.client")
 
@@ -118,12 +118,17 @@ def attempts(call: Call[A], *, timeout_s: float, retries: int, deadline_s: float
             in_doubt, problem = True, "; ".join(result.warnings)
         if in_doubt and not call.repeatable:
             raise Unavailable(f"{_what(call)}: the outcome is unknown: {problem}", True)
-        pause_s = _random.uniform(0, min(_PAUSE_MAX_S, _PAUSE_S * 2**attempt))
-        if attempt == retries or time.monotonic() + pause_s >= deadline_s:
+        seconds = pause_s(attempt)
+        if attempt == retries or time.monotonic() + seconds >= deadline_s:
             break
         logger.info("%s: repeated (attempt %d failed: %s)", _what(call), attempt + 1, problem)
-        yield Pause(pause_s)
+        yield Pause(seconds)
     raise Unavailable(f"{_what(call)}: given up after {attempt + 1} attempts: {problem}", in_doubt)
+
+
+def pause_s(attempt: int) -> float:
+    """Returns how long to wait after the attempt of that number (from 0), in seconds: full jitter."""
+    return _random.uniform(0, min(_PAUSE_MAX_S, _PAUSE_S * 2**attempt))
 
 
 def _raise_if_final(call: Call[Any], error: psycopg.Error, what_is_known: Fate, in_doubt: bool) -> None:

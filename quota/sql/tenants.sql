@@ -4,9 +4,10 @@
 CREATE OR REPLACE FUNCTION quota_internal.log(tenant text, action text, target text, before jsonb, after jsonb, reason text) RETURNS void
 LANGUAGE sql AS $$
     -- An application that acts for its own users says so with SET LOCAL quota.actor and quota.reason.
-    INSERT INTO quota_internal.admin_log (at, actor, on_behalf_of, action, tenant, target, reason, before, after)
+    INSERT INTO quota_internal.admin_log (at, actor, on_behalf_of, action, tenant, target, reason, before, after, request_id)
     SELECT quota_internal.clock(), session_user, nullif(current_setting('quota.actor', true), ''), log.action, log.tenant,
-        log.target, coalesce(log.reason, nullif(current_setting('quota.reason', true), '')), log.before, log.after
+        log.target, coalesce(log.reason, nullif(current_setting('quota.reason', true), '')), log.before, log.after,
+        nullif(current_setting('quota.request_id', true), '')
 $$;
 
 -- Takes the tenant's row, so that the admin changes of one tenant come one after another, and moves its versions on.

@@ -48,6 +48,8 @@ from quota import embedded
 P8_ROWS = 10_000_000
 P8_ROWS_SMALL_DISK = 500_000
 P8_DISK_BYTES = 20 << 30
+KEYS = 1_000_000
+KEYS_SMALL_DISK = 100_000
 
 
 def p6(bench: Bench) -> dict[str, Any]:
@@ -113,6 +115,7 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=int, default=7, help="rounds of both sides (default 7, at least 1)")
     parser.add_argument("--p8-rows", type=int, metavar="N", help="closed reservations for P8 (default 10,000,000)")
+    parser.add_argument("--p11-keys", type=int, metavar="N", help="keys for P11 (default 1,000,000)")
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="also write bench.json and bench.md there, and curve.svg"
     )
@@ -125,11 +128,13 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
         parser.error(f'unknown part "{unknown[0]}"; there are {", ".join(PARTS)}')
     if not 0 < options.seconds <= 60 or not 1 <= options.rounds <= 100:
         parser.error("--seconds is above 0 and at most 60, --rounds 1 to 100")
+    roomy = shutil.disk_usage(tempfile.gettempdir()).free >= P8_DISK_BYTES
     if options.p8_rows is None:
-        roomy = shutil.disk_usage(tempfile.gettempdir()).free >= P8_DISK_BYTES
         options.p8_rows = P8_ROWS if roomy else P8_ROWS_SMALL_DISK
-    if options.p8_rows < 1:
-        parser.error("--p8-rows is at least 1")
+    if options.p11_keys is None:
+        options.p11_keys = KEYS if roomy else KEYS_SMALL_DISK
+    if options.p8_rows < 1 or options.p11_keys < 1000:
+        parser.error("--p8-rows is at least 1, --p11-keys at least 1000")
     return options
 
 

@@ -1,4 +1,4 @@
-"""P1, P2, P3, P7, P8, P12: the CPU that one backend spends on a call.
+"""P1, P2, P3, P7, P8, P11, P12: the CPU that one backend spends on a call.
 
 Every part counts the CPU time of the one backend process over a window and the transactions done in that window.
 """
@@ -33,6 +33,8 @@ from bench_kit import (
     run_sql,
     say,
 )
+
+from quota.calls import pages
 
 OPEN_HOLDS = 10_000
 OVERDUE_HOLDS = 100_000
@@ -297,6 +299,23 @@ def p8(bench: Bench) -> dict[str, Any]:
         return compare(bench, "P8", side, floor)
 
 
+def p11(bench: Bench) -> dict[str, Any]:
+    """Keys by id, a page at a time: the walk costs the same at any depth."""
+    call = pages.keys("default", most=101)
+    nothing = (name for name, value in call.values.items() if value is None)
+    text = call.statement
+    for name in nothing:
+        text = text.replace(f"%({name})s", "NULL")
+    text = text.replace("%(tenant)s", ":tenant").replace("%(after)s", ":after").replace("%(most)s", "101")
+    with bench.copy("p11") as ledger:
+        with connect(ledger) as connection:
+            last = load_keys(connection, bench.options.p11_keys)
+        sides = [
+            Load(ledger, (" ".join(text.split()),), {"tenant": "default", "after": after}) for after in (last, "!")
+        ]
+        return compare(bench, "P11", *sides)
+
+
 def p12(bench: Bench) -> dict[str, Any]:
     """Overdue holds of others; and the account that refuses may have had some of its own: it has to look for them."""
     with bench.copy("p12") as crowded, bench.copy("p12_clean") as clean:
@@ -336,6 +355,26 @@ def load_closed(connection: Connection, rows: int) -> None:
         )
 
 
+def load_keys(connection: Connection, count: int) -> str:
+    """Writes keys and their subjects, bound to nothing; returns the id after which the last page begins."""
+    say(f"P11: {count:,} keys")
+    for statement in (
+        """INSERT INTO quota_internal.subjects (tenant, name, kind, lineage, created_at)
+           SELECT 'default', 'key:k' || md5(n::text), 'key', ARRAY['key:k' || md5(n::text)], clock_timestamp()
+           FROM generate_series(1, %s::bigint) n""",
+        """INSERT INTO quota_internal.api_keys (tenant, id, subject, name, secret_hash, created_at, changed_at)
+           SELECT 'default', 'k' || md5(n::text), 'key:k' || md5(n::text), 'key ' || n, sha256(n::text::bytea),
+               clock_timestamp(), clock_timestamp()
+           FROM generate_series(1, %s::bigint) n""",
+    ):
+        connection.execute(statement.encode(), [count])
+    connection.execute("VACUUM (ANALYZE, FREEZE) quota_internal.subjects")
+    connection.execute("VACUUM (ANALYZE, FREEZE) quota_internal.api_keys")
+    row = connection.execute("SELECT id FROM quota_internal.api_keys ORDER BY id DESC OFFSET 101 LIMIT 1").fetchone()
+    assert row is not None
+    return str(row[0])
+
+
 def load_holds(connection: Connection, count: int) -> None:
     """Takes holds for a hundred other subjects, by the front door."""
     say(f"{count:,} open holds of others")
@@ -349,4 +388,4 @@ def load_holds(connection: Connection, count: int) -> None:
         )
 
 
-RUN = {"P1": p1, "P2": p2, "P3": p3, "P7": p7, "P8": p8, "P12": p12}
+RUN = {"P1": p1, "P2": p2, "P3": p3, "P7": p7, "P8": p8, "P11": p11, "P12": p12}

@@ -35,6 +35,7 @@ PARTS = {
     "P8": ("reserve among closed reservations and 10,000 open holds, against an empty ledger", 1.2),
     "P9": ("reserve + settle on one budget for 10 minutes: the last minute's rate, against the first's", 0.9),
     "P10": ("reaper, 100,000 holds due at once beside reserves: closed per second, against F1's updates", 4.0),
+    "P11": ("the last page of 100 of a million keys, as GET /v1/keys reads it, against the first page", 2.0),
     "P12": ("refusal beside 100,000 overdue holds of others, against P7's", 2.0),
 }
 # Of these more is better: calls per second. Of the others less is: CPU per call.

@@ -28,14 +28,21 @@ from tests.sql.kit import (
     word_of,
 )
 
-WORKER = {"reserve", "settle", "release", "adjust", "extend", "record", "balance", "ensure_subject"} | {
-    "reserve_many",
-    "settle_many",
-    "release_many",
-}
+WORKER = {
+    "adjust", "balance", "ensure_subject", "extend", "record", "release", "release_many", "reserve", "reserve_many",
+    "settle", "settle_many", "verify_key",
+}  # fmt: skip
 READER = {"balance", "check"}
 REAPER = {"reap"}
-ROLES = {"quota_worker": WORKER, "quota_reader": READER, "quota_reaper": REAPER}
+API = {
+    "create_subject", "move_subject", "retire_subject", "freeze", "unfreeze", "set_limit", "remove_limit",
+    "set_rate_tier", "set_rate_tiers", "set_tier_limit", "retire_tier", "credit", "repair", "create_key", "rename_key",
+    "set_key_expiry", "rotate_key", "revoke_key", "create_token", "revoke_token", "verify_token", "begin_change",
+    "begin_request", "end_request", "operator_settle", "operator_release", "logged_check",
+}  # fmt: skip
+ROLES = {
+    "quota_worker": WORKER, "quota_reader": READER, "quota_reaper": REAPER, "quota_api": WORKER | READER | API,
+}  # fmt: skip
 ALL_ROLES = [*ROLES, "quota_admin"]
 
 
@@ -89,7 +96,7 @@ def test_no_role_reaches_a_table_and_readers_reach_every_view(conn: Connection, 
     ).fetchall()
     reads = {name for schema, name, may, _ in rows if may and schema == "quota"}
     views = {name for schema, name, _, _ in rows if schema == "quota"}
-    assert reads == (views if role in ("quota_reader", "quota_admin") else set())
+    assert reads == (views if role in ("quota_reader", "quota_admin", "quota_api") else set())
     assert not any(may or writes for schema, _, may, writes in rows if schema == "quota_internal")
     assert not any(writes for _, _, _, writes in rows)
 
@@ -124,7 +131,10 @@ GOLD = {"tier": "gold", "name": "gold", "unit": "cost", "kind": "budget", "capac
 # What every tenant shares is not for a bound login at all, whichever tenant it names.
 SHARED = {"bind_login", "create_tenant", "create_unit"}
 # Calls that would change nothing if they got through.
-READS = {"balance", "check"}
+READS = {"balance", "check", "begin_change", "end_request"}
+# They take a secret in place of a tenant: whoever has it may know whose it is, except from another tenant's login.
+SECRETS = {"verify_key", "verify_token"}
+HASH = b"\x01" * 32
 
 
 def calls(login: str) -> dict[str, dict[str, Any]]:
@@ -132,34 +142,50 @@ def calls(login: str) -> dict[str, dict[str, Any]]:
     return {
         "adjust": {"id": HELD, "costs": {"usd": 2}},
         "balance": {"subject": "org:x"},
+        "begin_change": {"actor": "me", "request_id": "r", "reason": ""},
+        "begin_request": {"token": "t", "key": "k", "fingerprint": HASH},
         "bind_login": {"role": login},
         "check": {},
         "configure_tenant": {"polling_hint_s": 2},
+        "create_key": {"id": "new", "name": "new", "secret_hash": HASH},
         "create_subject": {"name": "org:new"},
         "create_tenant": {"name": "c"},
+        "create_token": {"id": "new", "name": "new", "role": "viewer", "secret_hash": HASH},
         "create_unit": {"name": "gpu"},
         "credit": {"reservation": SETTLED, "costs": USD, "reason": "why"},
+        "end_request": {"token": "t", "key": "k", "status": 200, "answer_text": "{}"},
         "ensure_subject": {"name": "org:new"},
         "extend": {"id": HELD, "ttl": "2 hours"},
         "freeze": {"name": "org:x", "reason": "why"},
+        "logged_check": {},
         "move_subject": {"name": "key:k", "parent": "org:y"},
+        "operator_release": {"id": HELD, "reason": "why"},
+        "operator_settle": {"id": HELD, "costs": None, "reason": "why"},
         "reap": {},
         "record": {"subject": "org:x", "costs": USD},
         "release": {"id": HELD},
         "release_many": {"ids": [HELD]},
         "remove_limit": {"subject": "org:x", "name": "cap"},
+        "rename_key": {"id": "known", "name": "another"},
         "repair": {},
         "reserve": {"subject": "org:x", "costs": USD},
         "reserve_many": {"subjects": ["org:x"], "costs": [Jsonb(USD)]},
         "retain": {},
         "retire_subject": {"name": "org:y"},
         "retire_tier": {"tier": "gold"},
+        "revoke_key": {"id": "known", "reason": "why"},
+        "revoke_token": {"id": "known", "reason": "why"},
+        "rotate_key": {"id": "known", "secret_hash": b"\x02" * 32},
+        "set_key_expiry": {"id": "known", "expires_at": "2100-01-01"},
         "set_limit": {"subject": "org:x", "name": "cap", "unit": "usd", "kind": "budget", "capacity": 99},
         "set_rate_tier": {"subject": "key:k", "tier": "gold"},
+        "set_rate_tiers": {"subjects": ["key:k"], "tier": "gold"},
         "set_tier_limit": GOLD | {"capacity": 99},
         "settle": {"id": HELD},
         "settle_many": {"ids": [HELD]},
         "unfreeze": {"name": "org:y"},
+        "verify_key": {"id": "known", "secret_hash": HASH},
+        "verify_token": {"id": "known", "secret_hash": HASH},
     }
 
 
@@ -173,6 +199,8 @@ def b_has_it_all(conn: Connection) -> None:
     for name in ("org:y", "key:k"):
         call(conn, "create_subject", name, tenant="b")
     call(conn, "freeze", "org:y", "why", tenant="b")
+    call(conn, "create_key", "known", "known", HASH, tenant="b")
+    call(conn, "create_token", "known", "known", "viewer", HASH, tenant="b")
     call(conn, "record", "org:x", USD, tenant="b")
     advance(conn, "40 days")  # older than what is kept
     hold(conn, "org:x", USD, id=OVERDUE, ttl="1 minute", tenant="b")
@@ -214,6 +242,8 @@ def word(connection: Connection, function: str, named: dict[str, Any]) -> str:
         answers = rows(connection, function, **named)
     except psycopg.Error as error:
         return word_of(error)
+    if function in SECRETS and not answers:
+        return "nobody"
     errors = {str(answer.get("error") or "ok") for answer in answers} or {"ok"}
     return errors.pop() if len(errors) == 1 else f"several: {sorted(errors)}"
 
@@ -223,12 +253,12 @@ def test_every_public_function_has_a_call_that_works_in_the_other_tenant(conn: C
     b_has_it_all(conn)
     found = public_functions(conn)
     assert calls(login).keys() == found.keys()
-    assert {name for name, (takes_tenant, roles) in found.items() if not takes_tenant or not roles} < SHARED
+    assert {name for name, (takes_tenant, roles) in found.items() if not takes_tenant or not roles} < SHARED | SECRETS
     before = snapshot(conn)
     for name, named in calls(login).items():
         with conn.transaction(force_rollback=True):
             assert word(conn, name, named | ({"tenant": "b"} if found[name][0] else {})) == "ok", name
-            assert (snapshot(conn) != before) == (name not in READS), name
+            assert (snapshot(conn) != before) == (name not in READS | SECRETS), name
     call(conn, "repair", "b")
 
 
@@ -238,7 +268,7 @@ def test_a_bound_login_reaches_no_other_tenant_through_any_function(
     leaks = []
     before = snapshot(conn)
     for name, (takes_tenant, roles) in public_functions(conn).items():
-        expected = "42501" if name in SHARED else "unknown_tenant"
+        expected = "42501" if name in SHARED else "nobody" if name in SECRETS else "unknown_tenant"
         for role in roles:
             bound.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(role)))  # no way out of the bond either
             answer = word(bound, name, calls(login)[name] | ({"tenant": "b"} if takes_tenant else {}))
@@ -270,9 +300,13 @@ def test_a_bound_login_sees_its_tenant_only_in_every_view(conn: Connection, boun
         "SELECT c.relname FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'tenant'"
         " WHERE c.relnamespace = 'quota'::regnamespace AND c.relkind = 'v'"
     ).fetchall()
+    # Units belong to everybody, and of tenants the name is the tenant.
     assert len(views) == value(
-        conn, "SELECT count(*) FROM pg_class WHERE relnamespace = 'quota'::regnamespace AND relkind IN ('v', 'm')"
+        conn,
+        "SELECT count(*) FROM pg_class WHERE relnamespace = 'quota'::regnamespace AND relkind IN ('v', 'm')"
+        " AND relname NOT IN ('units', 'tenants')",
     )
+    assert bound.execute("SELECT name FROM quota.tenants").fetchall() == [("a",)]
     for (view,) in views:
         query = sql.SQL("SELECT DISTINCT tenant FROM {}").format(sql.Identifier("quota", view))
         assert ("b",) in conn.execute(query).fetchall(), f"{view} has nothing to hide"

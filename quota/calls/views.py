@@ -1,4 +1,4 @@
-"""What the command line reads from the public views, as calls: the client gives them its deadline and its retries."""
+"""Reads of the public views, as calls: the client gives them its deadline and its retries."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import Any, ClassVar
 
-from quota.calls import Call, Row
-from quota.calls.base import Function
+from quota.calls.answers import Row
+from quota.calls.base import Call, Function
 
 __all__ = ["Rows", "View", "entries", "holds", "limits", "schema_revision", "subjects", "tiers"]
 
@@ -79,7 +79,7 @@ class View(Call[Rows]):
     exact: tuple[str, ...] = ()
 
     writes = False
-    timeout_s = Decimal(60)
+    timeout_s: ClassVar[Decimal | None] = Decimal(60)
     function = Function("views", None)
 
     @property
