@@ -72,7 +72,7 @@ ACCOUNTS_BYTES = "SELECT pg_table_size('quota_internal.accounts')"
 # P10
 DUE = 100_000
 MOST = 10_000  # of one call
-REAP_BATCHES = (100, 1000)
+REAP_BATCHES = (50, 100, 1000)
 REAP_S = 5  # a sweep lasts at most so many windows
 TAKE_DUE = f"""
     SELECT count(*)
