@@ -2,6 +2,8 @@
 
 - QuotaError
   - Misuse: the call was wrong and nothing changed; one subclass per error name of the contract, see `ERRORS`
+  - CostError: what a call costs cannot be told: MissingCeiling, UnboundedInput, UnknownBurndown, InvalidPrice,
+    MalformedUsage
   - Refused: a refusal that the caller asked to have raised (`raise_if_refused`, `hold`)
   - Unavailable: the database is away, or slower than the call's deadline
   - NotAllowed: the database login may not do this
@@ -24,6 +26,7 @@ __all__ = [
     "AlreadyReleased",
     "AlreadySettled",
     "AmountOutOfRange",
+    "CostError",
     "Cycle",
     "ErrorRow",
     "Expired",
@@ -34,26 +37,33 @@ __all__ = [
     "InvalidArgument",
     "InvalidCosts",
     "InvalidName",
+    "InvalidPrice",
     "InvalidTtl",
     "LimitDiffers",
+    "MalformedUsage",
+    "MissingCeiling",
     "Misuse",
     "NoLimit",
     "NotAllowed",
     "ParentDiffers",
+    "PricesOverlap",
     "QuotaError",
     "Refused",
     "SchemaMismatch",
     "TooDeep",
     "TotalDecreased",
     "Unavailable",
+    "UnboundedInput",
     "UnitMissing",
     "UnitNotHeld",
+    "UnknownBurndown",
     "UnknownLimit",
     "UnknownReservation",
     "UnknownSubject",
     "UnknownTenant",
     "UnknownTier",
     "UnknownUnit",
+    "UnpricedModel",
     "fate",
     "from_database_error",
 ]
@@ -255,6 +265,57 @@ class HasOpenHolds(Misuse, name="has_open_holds", sqlstate="QT025", http_status=
 
 class AlreadyExists(Misuse, name="already_exists", sqlstate="QT026", http_status=409):
     """The name is taken, now or in the past."""
+
+
+class UnpricedModel(Misuse, name="unpriced_model", sqlstate="QT030", http_status=422):
+    """The price book has no price for the model at that time: no price, no call."""
+
+
+class PricesOverlap(Misuse, name="prices_overlap", sqlstate="QT031", http_status=409):
+    """Two prices of one model would be in force at the same time."""
+
+
+class CostError(QuotaError):
+    """What a call may cost, or did cost, cannot be told. But for `MalformedUsage` it is raised before anything is sent.
+
+    Fields:
+        name: the error's name, such as `missing_ceiling`.
+        http_status: the status that HTTP faces answer with.
+        message: what is wrong, with which value, and what to do.
+    """
+
+    name: ClassVar[str] = "cost_unknown"
+    http_status: ClassVar[int] = 422
+
+    def __init_subclass__(cls, *, name: str) -> None:
+        cls.name = name
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = f"{self.name}: {message}"
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class MissingCeiling(CostError, name="missing_ceiling"):  # noqa: N818
+    """The request names no ceiling on its output, or one that cannot be one; the message names the parameter."""
+
+
+class UnboundedInput(CostError, name="unbounded_input"):  # noqa: N818
+    """A part of the request has no bound on the tokens it costs; the message names the part."""
+
+
+class UnknownBurndown(CostError, name="unknown_burndown"):  # noqa: N818
+    """Nobody has said how many quota tokens an output token of this model burns."""
+
+
+class InvalidPrice(CostError, name="invalid_price"):  # noqa: N818
+    """A price that is no price: negative, too precise, of an unknown unit, without input or output."""
+
+
+class MalformedUsage(CostError, name="malformed_usage"):  # noqa: N818
+    """Usage that a provider reported and that cannot be: negative, no whole number, absurdly large."""
 
 
 class ErrorRow(NamedTuple):
