@@ -18,8 +18,8 @@ _PATH = re.compile(
 )
 _REGION = re.compile(r"(?:us|eu|apac|au|jp|in|ca|sa|me|us-gov|regional|(global))\.(?=[a-z0-9-]+\.)")
 _VENDOR = re.compile(r"(?:anthropic|openai|amazon|meta|mistral|cohere|deepseek|ai21|qwen|google|nvidia|writer)\.(?=.)")
-# Only behind a name that says which model it is: claude-v2:1 is no revision of another one.
-_REVISION = re.compile(r"(?<=\d)(.*)-v\d+(?::\d+)?$")
+# The first revision, or any behind a date: claude-v2:1, mistral-7b-v0:2 and nemotron-9b-v2:0 are other models.
+_REVISION = re.compile(r"(?<=\d)-v1(?::0)?$|(?<=\d)(-[a-z0-9.-]+)-v1(?::0)?$|(?<=20\d{6})-v\d+:0$")
 _DATE = re.compile(r"[-@]20\d{2}(-?)(?:0[1-9]|1[0-2])\1(?:0[1-9]|[12]\d|3[01])$")
 
 
@@ -60,5 +60,5 @@ def _bare_path(name: str) -> str:
 
 def _shortened(name: str) -> tuple[str, ...]:
     """The name, the name without revision, and without the date before that."""
-    revised = _REVISION.sub(r"\1", name)
+    revised = _REVISION.sub(lambda match: match[1] or "", name)
     return (name, revised or name, _DATE.sub("", revised) or name)

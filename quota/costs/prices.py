@@ -164,6 +164,11 @@ class Price:
         }
         return {part: rate for part, rate in rates.items() if rate is not None}
 
+    @property
+    def largest_step(self) -> int:
+        """The largest size of request above which some rate changes; 0 without steps."""
+        return max((above for rate in self._rates().values() for above, _ in rate.steps), default=0)
+
     def cost(self, usage: Usage) -> Decimal:
         """Returns the dollars that a usage costs, the request's own fee included.
 

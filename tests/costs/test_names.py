@@ -34,6 +34,8 @@ def test_prefixes_dates_and_case(given: str, found: tuple[str, ...]) -> None:
         "ft:gpt-4o-mini:acme::abc",
         "somebody/gpt-4o",
         "claude-v2:1",
+        "nemotron-nano-9b-v2:0",
+        "mistral-7b-instruct-v0:2",
         "global.anthropic.claude-opus-5",
     ],
 )
