@@ -297,6 +297,33 @@ entries = Table(
     " the view quota.entries shows a line each.",
 )
 
+prices = Table(
+    "prices",
+    metadata,
+    # '' for the prices that every tenant sees.
+    Column("tenant", NAME, nullable=False, server_default=text("''::text")),
+    # The version that a reservation keeps.
+    Column("id", BigInteger, Identity(always=True), nullable=False),
+    Column("provider", NAME, nullable=False),
+    Column("model", NAME, nullable=False),
+    Column("variant", NAME, nullable=False, server_default=text("''::text")),
+    # Dollars per million tokens by part, as exact numbers; quota.costs.prices reads the same JSON.
+    Column("rates", JSONB, nullable=False),
+    Column("free", Boolean, nullable=False, server_default=text("false")),
+    Column("effective_from", INSTANT, nullable=False),
+    Column("effective_until", INSTANT, nullable=False, server_default=text("'infinity'::timestamptz")),
+    Column("output_max", BigInteger),
+    Column("input_max", BigInteger),
+    Column("source", Text),
+    Column("created_at", INSTANT, nullable=False),
+    PrimaryKeyConstraint("tenant", "id", name="prices_pkey"),
+    UniqueConstraint("tenant", "provider", "model", "variant", "effective_from", name="prices_begin_once"),
+    CheckConstraint("effective_from < effective_until", name="prices_end_after_they_begin"),
+    CheckConstraint("jsonb_typeof(rates) = 'object'", name="prices_are_objects"),
+    Index("prices_by_version", "id"),
+    comment="What models cost: one row per version, in force for a time. Changed only to end one.",
+)
+
 admin_log = Table(
     "admin_log",
     metadata,

@@ -37,6 +37,7 @@ from quota.calls.answers import (
 )
 from quota.calls.base import Amount, Call, Costs, Function
 from quota.calls.batches import BATCH_MAX, ReleaseMany, ReserveMany, SettleMany
+from quota.calls.prices import EndPrice, PriceOf, PricesOf, SetPrice
 from quota.calls.worker import (
     Adjust,
     Balance,
@@ -66,11 +67,14 @@ __all__ = [
     "CreateTenant",
     "CreateUnit",
     "Credit",
+    "EndPrice",
     "EnsureSubject",
     "Extend",
     "Freeze",
     "Function",
     "MoveSubject",
+    "PriceOf",
+    "PricesOf",
     "Reap",
     "Reaped",
     "Record",
@@ -88,6 +92,7 @@ __all__ = [
     "RetireTier",
     "Row",
     "SetLimit",
+    "SetPrice",
     "SetRateTier",
     "SetTierLimit",
     "Settle",

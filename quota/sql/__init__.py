@@ -4,7 +4,8 @@
 one account (``limits``), how an answer is put together (``answers``) and which definition is in force (``bind``). Then
 the life of a reservation (``reserve``, ``reap``, ``settle``, ``adjust``, ``record``), and many at once
 (``reserve_many``, ``settle_many``). Then what is read (``balance``, ``check``, ``views``), what operators do
-(``tenants``, ``subjects``, ``definitions``, ``tiers``, ``retain``) and who may do it (``append_only``, ``grants``).
+(``tenants``, ``subjects``, ``definitions``, ``tiers``, ``retain``), what models cost
+(``price_types``, ``prices``) and who may do it (``append_only``, ``grants``).
 
 The files are the current truth. What a database runs was installed by a migration from a frozen copy of them
 (``migrations/sql/``); a test holds the newest copies to these files, byte for byte.
@@ -38,6 +39,8 @@ FILES = (
     "tiers",
     "retain",
     "views",
+    "price_types",
+    "prices",
     "append_only",
     "grants",
 )

@@ -38,7 +38,11 @@ GRANT EXECUTE ON FUNCTION
     quota.release_many(uuid[], jsonb[], boolean, text)
 TO quota_worker, quota_admin;
 
-GRANT EXECUTE ON FUNCTION quota.balance(text, text) TO quota_worker, quota_reader, quota_admin;
+GRANT EXECUTE ON FUNCTION
+    quota.balance(text, text),
+    quota.price(text, text, text, timestamptz, text),
+    quota.price_book(text)
+TO quota_worker, quota_reader, quota_admin;
 
 GRANT SELECT ON ALL TABLES IN SCHEMA quota TO quota_reader, quota_admin;
 GRANT EXECUTE ON FUNCTION quota."check"(text) TO quota_reader, quota_admin;
@@ -59,6 +63,8 @@ GRANT EXECUTE ON FUNCTION
     quota.set_rate_tier(text, text, text),
     quota.set_tier_limit(text, text, text, text, numeric, numeric, text, text),
     quota.retire_tier(text, text),
+    quota.set_price(text, text, jsonb, text, timestamptz, timestamptz, bigint, bigint, boolean, text, text),
+    quota.end_price(bigint, timestamptz),
     quota.credit(uuid, jsonb, text, uuid, text),
     quota.repair(text),
     quota.retain(integer, text),

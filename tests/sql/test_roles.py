@@ -12,10 +12,10 @@ from psycopg.conninfo import make_conninfo
 from tests.server import Connection, connect
 
 WORKER = {
-    "adjust", "balance", "ensure_subject", "extend", "record", "release", "release_many", "reserve", "reserve_many",
+    "adjust", "balance", "ensure_subject", "extend", "price", "price_book", "record", "release", "release_many", "reserve", "reserve_many",
     "settle", "settle_many",
 }  # fmt: skip
-READER = {"balance", "check"}
+READER = {"balance", "check", "price", "price_book"}
 REAPER = {"reap"}
 ROLES = {"quota_worker": WORKER, "quota_reader": READER, "quota_reaper": REAPER}
 

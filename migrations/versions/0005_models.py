@@ -1,0 +1,36 @@
+"""Model calls: the price book, and the units that providers' quotas are counted in.
+
+Safe on a live table: only new ones are made.
+"""
+
+from __future__ import annotations
+
+from alembic import op
+
+from quota.migrate import install
+
+revision = "0005"
+down_revision = "0003"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    install(revision, "tables", "errors", "price_types", "prices", "grants")
+
+
+def downgrade() -> None:
+    op.execute("DROP VIEW quota.prices")
+    op.execute("DROP TYPE quota.price_row CASCADE")  # with it go price, price_book and price_row
+    op.execute(
+        "DROP FUNCTION quota.set_price"
+        "(text, text, jsonb, text, timestamptz, timestamptz, bigint, bigint, boolean, text, text)"
+    )
+    op.execute("DROP FUNCTION quota.end_price(bigint, timestamptz)")
+    op.execute("DROP FUNCTION quota_internal.change_prices(text), quota_internal.require_rates(jsonb, boolean)")
+    op.execute("DROP FUNCTION quota_internal.require_rate(text, jsonb)")
+    op.execute("DROP FUNCTION quota_internal.require_price(text, jsonb, integer)")
+    op.execute("DROP TABLE quota_internal.prices")
+    # The units stay: limits may count them.
+    install("0001", "errors")
+    install("0003", "grants")
