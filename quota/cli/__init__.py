@@ -5,7 +5,7 @@
 | `demo`, `replay` | the main job, on processes of `quota.fleet` (`work`: what those do) |
 | `server` | up, down, migrate, sql |
 | `admin` | tenant, unit, subject, limit, tier |
-| `prices` | price |
+| `prices`, `pools` | price, pool |
 | `ledger` | reserve, settle, release, balance, holds, ledger, reap, check, repair |
 
 `store` finds the server and looks at its schema, `screen` is how answers are given, `failures` how commands end.
@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import click
 
 import quota
-from quota.cli import admin, ledger, prices, server
+from quota.cli import admin, ledger, pools, prices, server
 from quota.cli.demo import demo
 from quota.cli.failures import EXIT_CODES, PIPE_CLOSED, PipeClosed, debugging, explained
 from quota.cli.help import Sections, examples
@@ -72,7 +72,7 @@ def completion(shell: str) -> None:
 _SECTIONS: dict[str, tuple[click.Command, ...]] = {
     "See it work": (demo, replay),
     "The server": (server.up, server.down, server.migrate, server.sql),
-    "Set up": (admin.subject, admin.limit, admin.tier, admin.tenant, admin.unit, prices.price),
+    "Set up": (admin.subject, admin.limit, admin.tier, admin.tenant, admin.unit, prices.price, pools.pool),
     "Spend": (ledger.reserve, ledger.settle, ledger.release),
     "Look and prove": (ledger.balance, ledger.holds, ledger.ledger, ledger.reap, ledger.check, ledger.repair),
     "Shell": (completion,),
