@@ -95,7 +95,7 @@ class Dialect:
                     return route
             if not path.endswith(self.harmless):
                 raise UnboundedInput(
-                    f"POST {path} is not guarded, so nothing bounds what it costs; use a client of its own for such calls"
+                    f"POST {path} is not guarded, so nothing bounds what it costs; make it with a client of its own"
                 )
         return None
 

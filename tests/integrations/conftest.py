@@ -64,7 +64,7 @@ class Books:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def spent(self, subject: str = "user:7", limit: str = "cap") -> tuple[Decimal, Decimal]:
+    def spent(self, subject: str = "user:7", limit: str = "cap") -> tuple[Decimal | int, Decimal | int]:
         """Spent and reserved."""
         (row,) = self._connection.execute(
             "SELECT spent, reserved FROM quota.balance(%s) WHERE limit_name = %s AND subject = %s",
@@ -73,16 +73,13 @@ class Books:
         return row[0], row[1]
 
     def last(self) -> dict[str, Any]:
-        """The newest reservation: its state, what it held, its outcome, and the details of it and of its entry."""
+        """The newest reservation: its state, what it held and booked, its outcome, its details."""
         row = self._connection.execute(
-            "SELECT r.state, r.held, r.booked, r.outcome, r.details, r.subject, r.also,"
-            " (SELECT e.details FROM quota.entries e WHERE e.reservation = r.reservation LIMIT 1)"
+            "SELECT r.state, r.held, r.booked, r.outcome, r.details, r.subject, r.also"
             " FROM quota.reservations r ORDER BY r.created_at DESC, r.reservation DESC LIMIT 1"
         ).fetchone()
         assert row is not None
-        return dict(
-            zip(("state", "held", "booked", "outcome", "details", "subject", "also", "entry"), row, strict=True)
-        )
+        return dict(zip(("state", "held", "booked", "outcome", "details", "subject", "also"), row, strict=True))
 
     def reservations(self) -> int:
         """How many there are."""
