@@ -17,9 +17,8 @@ from quota.costs.tokens import QuotaTokens
 from quota.errors import InvalidArgument, MissingCeiling, Refused, UnboundedInput, UnpricedModel
 from quota.integrations.guard import AsyncGuard, Guard, Pool, spending
 from quota.integrations.openai import guarded
-from tests.integrations.conftest import COST, POOL, Books
+from tests.integrations.conftest import COST, Books
 from tests.integrations.provider import Provider
-from tests.server import connect
 
 MESSAGES: Any = [{"role": "user", "content": "Say hello"}]
 ASKED: Any = {"model": "gpt-x", "messages": MESSAGES, "max_completion_tokens": 100}
@@ -29,11 +28,11 @@ Make = Callable[..., openai.OpenAI]
 
 
 @pytest.fixture
-def make(provider: Provider, client: Client) -> Iterator[Make]:
+def make(provider: Provider, client: Client, books: Books) -> Iterator[Make]:
     """Makes guarded clients: the subject, and the guard's options."""
     with ExitStack() as stack:
 
-        def one(subject: str | None = "user:7", url: str = f"{provider.url}/v1", **options: Any) -> openai.OpenAI:
+        def one(subject: str | None = books.user, url: str = f"{provider.url}/v1", **options: Any) -> openai.OpenAI:
             plain = stack.enter_context(openai.OpenAI(api_key="secret", base_url=url, timeout=20))
             return stack.enter_context(guarded(plain, Guard(client, subject, **options)))
 
@@ -43,10 +42,6 @@ def make(provider: Provider, client: Client) -> Iterator[Make]:
 @pytest.fixture
 def ai(make: Make) -> openai.OpenAI:
     return make()
-
-
-def held(books: Books) -> Decimal:
-    return Decimal(str(books.last()["held"]["usd"]))
 
 
 # -- answered -------------------------------------------------------------------------------------------------------
@@ -60,7 +55,7 @@ def test_an_answer_settles_at_its_usage(ai: openai.OpenAI, books: Books, provide
     assert books.spent() == (COST, 0)
     last = books.last()
     assert (last["state"], last["outcome"]) == ("settled", "ok")
-    assert held(books) > Decimal("0.2"), "100 tokens of output at 2000, and the input's bound"
+    assert books.held() > Decimal("0.2"), "100 tokens of output at 2000, and the input's bound"
     assert last["details"]["model"] == "gpt-x"
     assert isinstance(last["details"]["price_version"], int)
     assert last["details"]["usage"] == {"input": 80, "cached_input": 20, "output": 30}
@@ -83,14 +78,14 @@ def test_the_packages_own_ways_are_guarded_as_well(ai: openai.OpenAI, books: Boo
 
 
 def test_money_and_quota_tokens_in_one_reservation(make: Make, books: Books) -> None:
-    ai = make(pool=Pool(POOL, tokens=QuotaTokens(15)))
+    ai = make(pool=Pool(books.pool, tokens=QuotaTokens(15)))
     ai.chat.completions.create(**ASKED)
     last = books.last()
     bound = last["details"]["input_bound"]
     assert last["held"]["quota_tokens"] == bound + 100 * 15
-    assert books.spent(POOL, "tpd") == (80 + 30 * 15, 0)
+    assert books.spent(books.pool, "tpd") == (80 + 30 * 15, 0)
     assert books.spent() == (COST, 0)
-    assert last["also"] == [POOL]
+    assert last["also"] == [books.pool]
 
 
 # -- refused --------------------------------------------------------------------------------------------------------
@@ -122,15 +117,13 @@ def test_what_is_not_guarded_does_not_leave(ai: openai.OpenAI, provider: Provide
     assert provider.reached == []
 
 
-def test_a_refusal_tells_its_numbers(ai: openai.OpenAI, books: Books, provider: Provider, ledger: str) -> None:
-    with connect(ledger) as connection:
-        run(connection, SetLimit("user:7", "cap", "usd", "budget", "0.1"))
+def test_a_refusal_tells_its_numbers(ai: openai.OpenAI, books: Books, provider: Provider) -> None:
+    run(books.connection, SetLimit(books.user, "cap", "usd", "budget", "0.1"))
     with pytest.raises(Refused) as caught:
         ai.chat.completions.create(**ASKED)
     assert caught.value.refusal.reason == "too_large"
     assert caught.value.refusal.limit_name == "cap"
-    with connect(ledger) as connection:
-        run(connection, Freeze("user:7", "runaway"))
+    run(books.connection, Freeze(books.user, "runaway"))
     with pytest.raises(Refused, match="frozen"):
         ai.chat.completions.create(**ASKED)
     assert provider.reached == []
@@ -140,9 +133,9 @@ def test_nobody_pays(make: Make, books: Books) -> None:
     ai = make(None)
     with pytest.raises(InvalidArgument, match="nobody pays"):
         ai.chat.completions.create(**ASKED)
-    with spending("user:7"):
+    with spending(books.user):
         ai.chat.completions.create(**ASKED)
-    assert books.last()["subject"] == "user:7"
+    assert books.spent() == (COST, 0)
 
 
 def test_a_callers_largest_ceiling(make: Make, provider: Provider) -> None:
@@ -172,7 +165,7 @@ def test_a_failure_of_the_provider_settles_at_the_hold(ai: openai.OpenAI, books:
     provider.behave = ["500"]
     with pytest.raises(openai.InternalServerError):
         ai.chat.completions.create(**ASKED)
-    assert books.spent() == (held(books), 0)
+    assert books.spent() == (books.held(), 0)
     assert books.last()["details"]["flag"] == "provider_failed"
 
 
@@ -181,7 +174,7 @@ def test_a_reset_settles_at_the_hold(ai: openai.OpenAI, books: Books, provider: 
     with pytest.raises(openai.APIConnectionError):
         ai.chat.completions.create(**ASKED)
     assert len(provider.reached) == 1
-    assert books.spent() == (held(books), 0)
+    assert books.spent() == (books.held(), 0)
     assert books.last()["outcome"] == "unknown"
 
 
@@ -189,7 +182,7 @@ def test_a_timeout_settles_at_the_hold(ai: openai.OpenAI, books: Books, provider
     provider.behave = ["hang"]
     with pytest.raises(openai.APITimeoutError):
         ai.with_options(timeout=0.3).chat.completions.create(**ASKED)
-    assert books.spent() == (held(books), 0)
+    assert books.spent() == (books.held(), 0)
     assert books.last()["outcome"] == "timeout"
 
 
@@ -214,7 +207,7 @@ def test_usage_that_is_none_settles_at_the_hold_and_is_flagged(
 ) -> None:
     provider.behave, provider.usage = [how], usage
     ai.chat.completions.create(**ASKED)
-    assert books.spent() == (held(books), 0)
+    assert books.spent() == (books.held(), 0)
     assert books.last()["details"]["flag"] == flag
 
 
@@ -257,21 +250,21 @@ def test_a_stream_that_the_provider_cuts(ai: openai.OpenAI, books: Books, provid
     provider.behave = ["cut"]
     with pytest.raises(openai.APIConnectionError):
         list(ai.chat.completions.create(**ASKED, stream=True))
-    assert books.spent() == (held(books), 0)
+    assert books.spent() == (books.held(), 0)
     assert books.last()["details"]["flag"] == "stream_cut"
 
 
 def test_a_stream_that_the_caller_leaves(ai: openai.OpenAI, books: Books) -> None:
     with ai.chat.completions.create(**ASKED, stream=True) as stream:
         next(iter(stream))
-    assert books.spent() == (held(books), 0)
+    assert books.spent() == (books.held(), 0)
     assert (books.last()["outcome"], books.last()["details"]["flag"]) == ("cancelled", "stream_cut")
 
 
 def test_a_stream_without_usage(ai: openai.OpenAI, books: Books, provider: Provider) -> None:
     provider.behave = ["no_usage"]
     list(ai.chat.completions.create(**ASKED, stream=True))
-    assert books.spent() == (held(books), 0)
+    assert books.spent() == (books.held(), 0)
 
 
 def test_a_stream_that_is_turned_away(ai: openai.OpenAI, books: Books, provider: Provider) -> None:
@@ -285,9 +278,9 @@ def test_a_stream_that_is_turned_away(ai: openai.OpenAI, books: Books, provider:
 
 
 @pytest.fixture
-async def async_ai(provider: Provider, async_client: AsyncClient) -> AsyncIterator[openai.AsyncOpenAI]:
+async def async_ai(provider: Provider, async_client: AsyncClient, books: Books) -> AsyncIterator[openai.AsyncOpenAI]:
     plain = openai.AsyncOpenAI(api_key="secret", base_url=f"{provider.url}/v1", timeout=20)
-    async with plain, guarded(plain, AsyncGuard(async_client, "user:7")) as ai:
+    async with plain, guarded(plain, AsyncGuard(async_client, books.user)) as ai:
         yield ai
 
 
@@ -313,7 +306,7 @@ async def test_a_cancelled_call_settles_at_the_hold(
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert books.spent() == (held(books), 0)
+    assert books.spent() == (books.held(), 0)
     assert books.last()["outcome"] == "cancelled"
 
 
@@ -321,24 +314,20 @@ async def test_an_asynchronous_stream_that_the_caller_leaves(async_ai: openai.As
     async with await async_ai.chat.completions.create(**ASKED, stream=True) as stream:
         async for _ in stream:
             break
-    assert books.spent() == (held(books), 0)
+    assert books.spent() == (books.held(), 0)
 
 
-async def test_who_spends_is_told_per_task(
-    async_client: AsyncClient, provider: Provider, ledger: str, books: Books
-) -> None:
+async def test_who_spends_is_told_per_task(async_client: AsyncClient, provider: Provider, books: Books) -> None:
+    other = Books(books.connection)
     plain = openai.AsyncOpenAI(api_key="secret", base_url=f"{provider.url}/v1")
-    with connect(ledger) as connection:
-        connection.execute("SELECT quota.create_subject('user:8')")
-        connection.execute("SELECT quota.set_limit('user:8', 'cap', 'usd', 'budget', 1)")
-
-    async def call(subject: str) -> None:
-        with spending(subject):
-            await ai.chat.completions.create(**ASKED)
-
     async with plain, guarded(plain, AsyncGuard(async_client)) as ai:
-        await asyncio.gather(call("user:7"), call("user:8"))
-    assert (books.spent("user:7"), books.spent("user:8")) == ((COST, 0), (COST, 0))
+
+        async def call(subject: str) -> None:
+            with spending(subject):
+                await ai.chat.completions.create(**ASKED)
+
+        await asyncio.gather(call(books.user), call(other.user))
+    assert (books.spent(), other.spent()) == ((COST, 0), (COST, 0))
 
 
 def test_guards_and_clients_go_together(client: Client) -> None:
