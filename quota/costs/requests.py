@@ -384,7 +384,8 @@ def bedrock_invoke(request: Mapping[str, Any], bounds: Bounds = BEDROCK, tokeniz
     reader = _Reader(bounds, tokenizer)
     reader.plain(body)
     _no_media(reader, body, "body")
-    reader.tokens += bounds.tools + bounds.message * len(_listed(body.get("messages", ())))
+    reader.tokens += bounds.tools if body.keys() & {"tools", "toolConfig"} else 0
+    reader.tokens += bounds.message * len(_listed(body.get("messages", ())))
     return reader.demand(model, ceiling, _bedrock_variant(asked))
 
 

@@ -10,6 +10,7 @@ import socket
 import struct
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -247,8 +248,75 @@ def _messages(handler: _Handler, body: dict[str, Any], how: str) -> None:
     )
 
 
+# -- bedrock --------------------------------------------------------------------------------------------------------
+
+
+def _framed(headers: dict[str, str], payload: bytes) -> bytes:
+    """One message of application/vnd.amazon.eventstream: lengths and checksums around headers and payload."""
+    packed = b"".join(
+        struct.pack("!B", len(name)) + name.encode() + struct.pack("!BH", 7, len(value)) + value.encode()
+        for name, value in headers.items()
+    )
+    prelude = struct.pack("!II", 16 + len(packed) + len(payload), len(packed))
+    body = prelude + struct.pack("!I", zlib.crc32(prelude)) + packed + payload
+    return body + struct.pack("!I", zlib.crc32(body))
+
+
+def _bedrock_usage(handler: _Handler, how: str) -> dict[str, Any] | None:
+    told = {"inputTokens": SENT - CACHED, "cacheReadInputTokens": CACHED, "outputTokens": BACK, "totalTokens": 130}
+    return _usage(handler, how, told)
+
+
+def _converse(handler: _Handler, _body: dict[str, Any], how: str) -> None:
+    message = {"role": "assistant", "content": [{"text": "Hello there"}]}
+    answer = {"output": {"message": message}, "stopReason": "end_turn", "metrics": {"latencyMs": 1}}
+    usage = _bedrock_usage(handler, how)
+    handler._json(200, {**answer, **({"usage": usage} if usage else {})})
+
+
+def _converse_stream(handler: _Handler, _body: dict[str, Any], how: str) -> None:
+    told: list[tuple[str, dict[str, Any]]] = [
+        ("messageStart", {"role": "assistant"}),
+        ("contentBlockDelta", {"contentBlockIndex": 0, "delta": {"text": "Hello"}}),
+        ("contentBlockStop", {"contentBlockIndex": 0}),
+        ("messageStop", {"stopReason": "end_turn"}),
+        ("metadata", {"usage": _bedrock_usage(handler, how) or {}, "metrics": {"latencyMs": 1}}),
+    ]
+    handler.send_response(200)
+    handler.send_header("content-type", "application/vnd.amazon.eventstream")
+    handler.send_header("transfer-encoding", "chunked")
+    handler.end_headers()
+    for number, (name, data) in enumerate(told):
+        if number == 2 and how == "cut":
+            handler._reset()
+            return
+        headers = {":event-type": name, ":content-type": "application/json", ":message-type": "event"}
+        frame = _framed(headers, json.dumps(data).encode())
+        handler.wfile.write(f"{len(frame):x}\r\n".encode() + frame + b"\r\n")
+        handler.wfile.flush()
+    handler.wfile.write(b"0\r\n\r\n")
+
+
+def _invoke(handler: _Handler, body: dict[str, Any], how: str) -> None:
+    if "anthropic_version" in body:
+        _messages(handler, {**body, "model": "claude-opus-4-8"}, how)
+        return
+    handler.send_response(200)
+    content = json.dumps({"generation": "Hello there"}).encode()
+    handler.send_header("content-type", "application/json")
+    handler.send_header("content-length", str(len(content)))
+    if how != "no_usage":
+        handler.send_header("x-amzn-bedrock-input-token-count", str(SENT))
+        handler.send_header("x-amzn-bedrock-output-token-count", str(BACK))
+    handler.end_headers()
+    handler.wfile.write(content)
+
+
 ANSWERS: dict[str, Callable[[_Handler, dict[str, Any], str], None]] = {
     "/chat/completions": _chat,
     "/responses": _responses,
     "/messages": _messages,
+    "/converse": _converse,
+    "/converse-stream": _converse_stream,
+    "/invoke": _invoke,
 }
