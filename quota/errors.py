@@ -5,6 +5,7 @@
   - CostError: what a call costs cannot be told: MissingCeiling, UnboundedInput, UnknownBurndown, InvalidPrice,
     MalformedUsage
   - Refused: a refusal that the caller asked to have raised (`raise_if_refused`, `hold`)
+    - RunRefused: a run may not start
   - Unavailable: the database is away, or slower than the call's deadline
   - NotAllowed: the database login may not do this
   - SchemaMismatch: the installed schema is not the one that this release needs
@@ -19,6 +20,7 @@ import psycopg
 
 if TYPE_CHECKING:
     from quota.calls.answers import Reservation
+    from quota.calls.runs import RunDecision
 
 __all__ = [
     "ERRORS",
@@ -49,6 +51,7 @@ __all__ = [
     "PricesOverlap",
     "QuotaError",
     "Refused",
+    "RunRefused",
     "SchemaMismatch",
     "TooDeep",
     "TotalDecreased",
@@ -95,6 +98,31 @@ class Refused(QuotaError):  # noqa: N818 - the contract's word
             )
         wait = "" if r.retry_after_s is None else f"; retry after {r.retry_after_s} s"
         return f"refused, {r.reason}{where}{wait}"
+
+
+class RunRefused(Refused):
+    """A run may not start.
+
+    Fields:
+        decision: the whole answer of `create_run`.
+    """
+
+    def __init__(self, decision: RunDecision) -> None:
+        QuotaError.__init__(self, decision)
+        self.decision = decision
+
+    def __str__(self) -> str:
+        d = self.decision
+        if d.limit_name is not None:
+            why = (
+                f' by limit "{d.limit_name}" of {d.limit_subject}: capacity {d.capacity} {d.unit}, '
+                f"available {d.available}, promised to live runs {d.promised}, requested {d.requested}"
+            )
+        else:
+            most = "" if d.capacity is None else f": at most {d.capacity}, this would be {d.requested}"
+            why = f" ({d.limit_subject}{most})" if d.limit_subject else ""
+        wait = "" if d.retry_after_s is None else f"; retry after {d.retry_after_s} s"
+        return f"{d.run} is refused, {d.reason}{why}{wait}"
 
 
 class Unavailable(QuotaError):  # noqa: N818 - the contract's word

@@ -1,4 +1,4 @@
-"""Model calls: the price book, and the units that providers' quotas are counted in.
+"""Model calls: the price book, runs, and the units that providers' quotas are counted in.
 
 Safe on a live table: only new ones are made.
 """
@@ -16,11 +16,16 @@ depends_on = None
 
 
 def upgrade() -> None:
-    install(revision, "tables", "errors", "price_types", "prices", "grants")
+    install(revision, "tables", "errors", "price_types", "prices", "run_types", "runs", "grants")
 
 
 def downgrade() -> None:
-    op.execute("DROP VIEW quota.prices")
+    op.execute("DROP VIEW quota.prices, quota.runs")
+    op.execute("DROP TYPE quota.run_decision CASCADE")  # with it go create_run and judge_slices
+    op.execute("DROP FUNCTION quota.end_run(text, text)")
+    op.execute("DROP FUNCTION quota_internal.end_runs(text, text[], timestamptz)")
+    op.execute("DROP FUNCTION quota_internal.runs_above(text, text[])")
+    op.execute("DROP TABLE quota_internal.runs")
     op.execute("DROP TYPE quota.price_row CASCADE")  # with it go price, price_book and price_row
     op.execute(
         "DROP FUNCTION quota.set_price"

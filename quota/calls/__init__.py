@@ -38,6 +38,7 @@ from quota.calls.answers import (
 from quota.calls.base import Amount, Call, Costs, Function
 from quota.calls.batches import BATCH_MAX, ReleaseMany, ReserveMany, SettleMany
 from quota.calls.prices import EndPrice, PriceOf, PricesOf, SetPrice
+from quota.calls.runs import CreateRun, EndRun, RunDecision
 from quota.calls.worker import (
     Adjust,
     Balance,
@@ -63,11 +64,13 @@ __all__ = [
     "Check",
     "ConfigureTenant",
     "Costs",
+    "CreateRun",
     "CreateSubject",
     "CreateTenant",
     "CreateUnit",
     "Credit",
     "EndPrice",
+    "EndRun",
     "EnsureSubject",
     "Extend",
     "Freeze",
@@ -91,6 +94,7 @@ __all__ = [
     "RetireSubject",
     "RetireTier",
     "Row",
+    "RunDecision",
     "SetLimit",
     "SetPrice",
     "SetRateTier",

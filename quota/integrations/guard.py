@@ -30,6 +30,7 @@ from quota.costs.estimate import Demand, Tokenizer, clamped
 from quota.costs.prices import PriceBook, PriceEntry
 from quota.costs.tokens import HoldFormula, QuotaTokens, Usage, quota_tokens_of
 from quota.errors import InvalidArgument, MalformedUsage, QuotaError, UnpricedModel
+from quota.runs import AsyncRun, Run
 
 __all__ = ["AsyncGuard", "Attempt", "Closing", "Guard", "Pool", "spending"]
 
@@ -39,16 +40,17 @@ _REFRESH_S = 60.0
 # The provider turned the call away before it did any work.
 _TURNED_AWAY = frozenset({503, 529})
 
-_spender: ContextVar[str | None] = ContextVar("quota_spender", default=None)
+_spender: ContextVar[tuple[str | None, int | None]] = ContextVar("quota_spender", default=(None, None))
 
 
 @contextmanager
-def spending(subject: str) -> Iterator[None]:
+def spending(who: str | Run | AsyncRun) -> Iterator[None]:
     """Within the block, and whatever it calls or awaits, guarded calls are charged to this subject.
 
-    Arguments: `subject`, `kind:id`: the user, key or run on whose behalf the calls are made.
+    Arguments: `who`, `kind:id` of the user or key on whose behalf the calls are made, or a run: its `max_tokens` holds.
     """
-    before = _spender.set(subject)
+    told = (who, None) if isinstance(who, str) else (who.subject, who.max_tokens)
+    before = _spender.set(told)
     try:
         yield
     finally:
@@ -222,7 +224,8 @@ class _Core:
 
         Errors: `UnpricedModel`, and the other `CostError`s of a request whose worst case cannot be told.
         """
-        subject = _spender.get() or self.subject
+        spender, most = _spender.get()
+        subject = spender or self.subject
         if subject is None:
             raise InvalidArgument("invalid_argument: nobody pays for this call", "name a subject, or use spending(…)")
         at = datetime.now(UTC)
@@ -233,7 +236,7 @@ class _Core:
             input_max=entry.input_max,
             output_max=entry.output_max,
             own_bound=self._input_tokens,
-            tokens_max=self._max_tokens,
+            tokens_max=min(filter(None, (self._max_tokens, most)), default=None),
         )
         sent, back = demand.input_tokens, demand.ceiling.total
         costs: dict[str, Amount] = {"usd": entry.price.worst(sent, back, sound=demand.sound)}

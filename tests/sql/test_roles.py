@@ -12,8 +12,8 @@ from psycopg.conninfo import make_conninfo
 from tests.server import Connection, connect
 
 WORKER = {
-    "adjust", "balance", "ensure_subject", "extend", "price", "price_book", "record", "release", "release_many", "reserve", "reserve_many",
-    "settle", "settle_many",
+    "adjust", "balance", "create_run", "end_run", "ensure_subject", "extend", "price", "price_book", "record",
+    "release", "release_many", "reserve", "reserve_many", "settle", "settle_many",
 }  # fmt: skip
 READER = {"balance", "check", "price", "price_book"}
 REAPER = {"reap"}

@@ -35,7 +35,9 @@ GRANT EXECUTE ON FUNCTION
     quota.ensure_subject(text, text, text),
     quota.reserve_many(text[], jsonb[], uuid[], interval[], jsonb[], numeric[], text[], jsonb[], boolean, text),
     quota.settle_many(uuid[], jsonb[], boolean[], text[], jsonb[], boolean, text),
-    quota.release_many(uuid[], jsonb[], boolean, text)
+    quota.release_many(uuid[], jsonb[], boolean, text),
+    quota.create_run(text, text, jsonb, interval, integer, integer, bigint, numeric, text),
+    quota.end_run(text, text)
 TO quota_worker, quota_admin;
 
 GRANT EXECUTE ON FUNCTION
