@@ -95,6 +95,7 @@ class Attempt:
         details: what the reservation keeps: the model, the price's version, the ceiling.
         entry: the price that it was held at.
         quota: the formula of the pool, None without one.
+        formula: what of it is held.
         demand: what the request may use.
     """
 
@@ -104,6 +105,7 @@ class Attempt:
     details: Mapping[str, object]
     entry: PriceEntry
     quota: QuotaTokens | None
+    formula: HoldFormula
     demand: Demand
     book: PriceBook
     at: datetime
@@ -138,6 +140,20 @@ class Attempt:
         if self.quota is not None:
             costs |= self.quota.settled(used)
         return costs
+
+    def lowered(self, read: Callable[[object], Usage], so_far: object) -> dict[str, Amount] | None:
+        """Returns what a stream still needs to hold once its input is known: that input, and the ceiling on output.
+
+        None when the provider has not said enough, or when it would not be less.
+        """
+        try:
+            used = read(so_far)
+            costs = self._costs(replace(used, output=self.demand.ceiling.total), self.entry)
+        except QuotaError:
+            return None
+        if self.formula == "provider" and self.quota is not None:
+            costs |= self.quota.held(used.total_input - used.cached_input, self.demand.ceiling.total, "provider")
+        return costs if all(Decimal(costs[unit]) <= Decimal(held) for unit, held in self.costs.items()) else None
 
     def flagged(self, flag: str, why: str = "", outcome: str = "ok") -> Closing:
         """Returns the end at the hold, with the reason in the details."""
@@ -264,6 +280,7 @@ class _Core:
             },
             entry=entry,
             quota=quota,
+            formula=pool.formula if pool else "worst",
             demand=demand,
             book=book,
             at=at,
@@ -319,6 +336,13 @@ class Guard(_Core):
         hold.__enter__()
         return attempt, hold
 
+    def lower(self, hold: Hold, costs: Mapping[str, Amount]) -> None:
+        """Returns what a call under way cannot take any more. It may fail: nothing is lost, the settle returns it."""
+        try:
+            hold.adjust(costs)
+        except QuotaError as error:
+            logger.info("hold %s was not lowered: %s", hold.id, error)
+
     def close(self, hold: Hold, closing: Closing) -> None:
         """Ends a hold. A ledger that is away is logged: the answer is not lost, and the hold is charged on expiry."""
         try:
@@ -347,6 +371,13 @@ class AsyncGuard(_Core):
         hold = self.ledger.hold(attempt.subject, attempt.costs, **self.reserving(attempt))
         await hold.__aenter__()
         return attempt, hold
+
+    async def lower(self, hold: AsyncHold, costs: Mapping[str, Amount]) -> None:
+        """As `Guard.lower`."""
+        try:
+            await hold.adjust(costs)
+        except QuotaError as error:
+            logger.info("hold %s was not lowered: %s", hold.id, error)
 
     async def close(self, hold: AsyncHold, closing: Closing) -> None:
         """As `Guard.close`."""

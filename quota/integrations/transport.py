@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import httpx2
 
+from quota.calls import Amount
 from quota.client import AsyncHold, Hold
 from quota.costs.estimate import Demand
 from quota.costs.tokens import Usage
@@ -164,6 +165,14 @@ class _Passing:
         self.policy = policy
         self.reader = route.stream(body)
         self.events = Events()
+        self._lowered = False
+
+    def lowered(self) -> dict[str, Amount] | None:
+        """What the hold may be lowered to, once: as soon as the stream has told its input."""
+        if self._lowered or self.reader.usage is None or self.reader.whole:
+            return None
+        self._lowered = True
+        return self.attempt.lowered(self.route.counted, self.reader.usage)
 
     def pass_on(self, chunk: bytes) -> bytes:
         return b"".join(event for event, data in self.events.feed(chunk) if data is None or self.reader.see(data))
@@ -180,8 +189,8 @@ class _Passing:
 
 
 class _Stream(httpx2.SyncByteStream):
-    def __init__(self, passing: _Passing, response: httpx2.Response, end: Callable[[Closing], None]) -> None:
-        self._passing, self._response, self._end = passing, response, end
+    def __init__(self, passing: _Passing, response: httpx2.Response, guard: Guard, hold: Hold) -> None:
+        self._passing, self._response, self._guard, self._hold = passing, response, guard, hold
         self._open = True
 
     def __iter__(self) -> Iterator[bytes]:
@@ -189,6 +198,9 @@ class _Stream(httpx2.SyncByteStream):
         try:
             for chunk in self._response.iter_bytes():
                 passed = self._passing.pass_on(chunk)
+                less = self._passing.lowered()
+                if less is not None:
+                    self._guard.lower(self._hold, less)
                 if passed:
                     yield passed
             rest = self._passing.events.rest()
@@ -203,7 +215,7 @@ class _Stream(httpx2.SyncByteStream):
     def _finish(self, error: BaseException | None) -> None:
         if self._open:
             self._open = False
-            self._end(self._passing.closing(error))
+            self._guard.close(self._hold, self._passing.closing(error))
 
     def close(self) -> None:
         self._response.close()
@@ -238,7 +250,7 @@ class Transport(httpx2.BaseTransport):
             response = self._inner.send(request, stream=True, follow_redirects=False)
             if _is_stream(response):
                 passing = _Passing(attempt, route, body, self._guard.on_cut)
-                return _passed_on(response, _Stream(passing, response, lambda end: self._guard.close(hold, end)))
+                return _passed_on(response, _Stream(passing, response, self._guard, hold))
             answer = response.read()
         except BaseException as error:
             self._guard.close(hold, _failed(error))
@@ -269,8 +281,15 @@ class _Plain(httpx2.SyncByteStream):
 
 
 class _AsyncStream(httpx2.AsyncByteStream):
-    def __init__(self, passing: _Passing, response: httpx2.Response, end: Callable[[Closing], Any]) -> None:
-        self._passing, self._response, self._end = passing, response, end
+    def __init__(
+        self,
+        passing: _Passing,
+        response: httpx2.Response,
+        guard: AsyncGuard,
+        hold: AsyncHold,
+        close: Callable[[AsyncHold, Closing], Coroutine[Any, Any, None]],
+    ) -> None:
+        self._passing, self._response, self._guard, self._hold, self._close = passing, response, guard, hold, close
         self._open = True
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -278,6 +297,9 @@ class _AsyncStream(httpx2.AsyncByteStream):
         try:
             async for chunk in self._response.aiter_bytes():
                 passed = self._passing.pass_on(chunk)
+                less = self._passing.lowered()
+                if less is not None:
+                    await self._guard.lower(self._hold, less)
                 if passed:
                     yield passed
             rest = self._passing.events.rest()
@@ -292,7 +314,7 @@ class _AsyncStream(httpx2.AsyncByteStream):
     async def _finish(self, error: BaseException | None) -> None:
         if self._open:
             self._open = False
-            await self._end(self._passing.closing(error))
+            await self._close(self._hold, self._passing.closing(error))
 
     async def aclose(self) -> None:
         await self._response.aclose()
@@ -336,7 +358,7 @@ class AsyncTransport(httpx2.AsyncBaseTransport):
             response = await self._inner.send(request, stream=True, follow_redirects=False)
             if _is_stream(response):
                 passing = _Passing(attempt, route, body, self._guard.on_cut)
-                return _passed_on(response, _AsyncStream(passing, response, lambda end: self._close(hold, end)))
+                return _passed_on(response, _AsyncStream(passing, response, self._guard, hold, self._close))
             answer = await response.aread()
         except BaseException as error:
             await self._close(hold, _failed(error))

@@ -139,6 +139,19 @@ def test_a_stream_that_the_caller_leaves_settles_by_the_guards_policy(make: Make
     assert books.last()["outcome"] == "cancelled"
 
 
+@pytest.mark.parametrize(("formula", "quota"), [("worst", 80 + 100 * 15), ("provider", 80 + 100)])
+def test_a_stream_holds_less_as_soon_as_its_input_is_known(make: Make, books: Books, formula: Any, quota: int) -> None:
+    with make(pool=Pool(books.pool, formula=formula)).messages.create(**ASKED, stream=True) as stream:
+        events = iter(stream)
+        next(events)
+        # 80 plain and 20 cached tokens of input, and the ceiling of 100.
+        assert books.spent() == (0, Decimal("0.282"))
+        assert books.spent(books.pool, "tpd") == (0, quota)
+        list(events)
+    assert books.spent() == (COST, 0)
+    assert books.spent(books.pool, "tpd") == (80 + 30 * 15, 0)
+
+
 def test_a_stream_that_the_provider_cuts(ai: anthropic.Anthropic, books: Books, provider: Provider) -> None:
     provider.behave = ["cut"]
     with pytest.raises(Exception, match="reset|Connection|peer"):

@@ -38,7 +38,8 @@ def test_slices_fill_what_the_parent_has_and_no_more(ledger: Connection) -> None
     refused = start(ledger, "b", 5)
     assert (refused.granted, refused.reason) == (False, "held")
     assert (refused.limit_subject, refused.limit_name, refused.unit) == (USER, "cap", "usd")
-    assert (refused.capacity, refused.available, refused.promised, refused.requested) == (10, 10, 6, 5)
+    numbers = [refused.capacity, refused.available, refused.promised, refused.requested]
+    assert numbers == [10, 10, 6, 5]
     assert refused.retry_after_s == 1
     assert start(ledger, "b", 4).granted, "exactly full fits, and a refused name may try again"
 
@@ -83,7 +84,9 @@ def test_a_run_that_has_ended_gives_its_slice_back_and_spends_no_more(ledger: Co
     assert not run(ledger, EndRun("run:a")), "once"
     assert reserve(ledger, "run:a", {"usd": 1})["reason"] == "frozen"
     refused = start(ledger, "b", 9)
-    assert (refused.reason, refused.available, refused.promised) == ("held", Decimal(8), Decimal(0)), "its open hold still counts"
+    assert (refused.reason, refused.available, refused.promised) == ("held", Decimal(8), Decimal(0)), (
+        "its open hold still counts"
+    )
     settle(ledger, one, 1)
     assert start(ledger, "b", 9).granted
     assert start(ledger, "a", 6).reason == "closed"
@@ -113,7 +116,12 @@ def test_width_is_a_hard_limit_on_live_children(ledger: Connection) -> None:
     assert start(ledger, "b", 1, "run:a").granted
     assert start(ledger, "c", 1, "run:a").granted
     refused = start(ledger, "d", 1, "run:a")
-    assert (refused.reason, refused.limit_subject, refused.capacity, refused.requested) == ("width", "run:a", Decimal(2), Decimal(3))
+    assert (refused.reason, refused.limit_subject, refused.capacity, refused.requested) == (
+        "width",
+        "run:a",
+        Decimal(2),
+        Decimal(3),
+    )
     run(ledger, EndRun("run:b"))
     assert start(ledger, "d", 1, "run:a").granted
 
@@ -123,7 +131,12 @@ def test_depth_is_a_hard_limit_on_levels(ledger: Connection) -> None:
     assert start(ledger, "b", 5, "run:a").granted
     assert start(ledger, "c", 4, "run:b", max_depth=5).granted
     refused = start(ledger, "d", 3, "run:c")
-    assert (refused.reason, refused.limit_subject, refused.capacity, refused.requested) == ("depth", "run:a", Decimal(2), Decimal(3))
+    assert (refused.reason, refused.limit_subject, refused.capacity, refused.requested) == (
+        "depth",
+        "run:a",
+        Decimal(2),
+        Decimal(3),
+    )
     start(ledger, "z", 1, max_depth=0)
     assert start(ledger, "y", 1, "run:z").reason == "depth"
 
