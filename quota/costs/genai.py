@@ -160,7 +160,7 @@ def _price(written: Mapping[str, Any]) -> Price:
         dearer = written.get(key)
         if dearer is not None and not _covers(written.get(part), dearer):
             raise InvalidPrice(f"{key} is dearer than {part}; set its price by hand")
-    return complete({**found, "uses": MappingProxyType(uses)})
+    return complete({**found, "uses": uses})
 
 
 def _rate(key: str, value: Any) -> Rate:

@@ -256,7 +256,7 @@ def price_of_json(rates: Mapping[str, object], free: bool = False) -> Price:
     return Price(
         **read,
         request=exact(rates.get("request", 0), "request", _PLACES),
-        uses=MappingProxyType({str(name): exact(price, f"uses.{name}", _PLACES) for name, price in uses.items()}),
+        uses={str(name): exact(price, f"uses.{name}", _PLACES) for name, price in uses.items()},
         free=free,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from datetime import UTC, datetime
 from decimal import Decimal, localcontext
 from fractions import Fraction
@@ -140,8 +141,9 @@ def test_totals_are_exact(price: Price, counts: Any) -> None:
 
 
 @given(prices())
-def test_json_there_and_back(price: Price) -> None:
+def test_json_and_pickle_there_and_back(price: Price) -> None:
     assert price_of_json(price.json()) == price
+    assert pickle.loads(pickle.dumps(price)) == price
 
 
 # -- bad prices -----------------------------------------------------------------------------------------------------
