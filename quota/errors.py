@@ -2,7 +2,10 @@
 
 - QuotaError
   - Misuse: the call was wrong and nothing changed; one subclass per error name of the contract, see `ERRORS`
+  - CostError: what a call costs cannot be told: MissingCeiling, UnboundedInput, UnknownBurndown, InvalidPrice,
+    MalformedUsage
   - Refused: a refusal that the caller asked to have raised (`raise_if_refused`, `hold`)
+    - RunRefused: a run may not start
   - Unavailable: the database is away, or slower than the call's deadline
   - NotAllowed: the database login may not do this
   - SchemaMismatch: the installed schema is not the one that this release needs
@@ -17,6 +20,7 @@ import psycopg
 
 if TYPE_CHECKING:
     from quota.calls.answers import Reservation
+    from quota.calls.runs import RunDecision
 
 __all__ = [
     "ERRORS",
@@ -24,6 +28,7 @@ __all__ = [
     "AlreadyReleased",
     "AlreadySettled",
     "AmountOutOfRange",
+    "CostError",
     "Cycle",
     "ErrorRow",
     "Expired",
@@ -34,21 +39,28 @@ __all__ = [
     "InvalidArgument",
     "InvalidCosts",
     "InvalidName",
+    "InvalidPrice",
     "InvalidTtl",
     "LimitDiffers",
+    "MalformedUsage",
+    "MissingCeiling",
     "Misuse",
     "NoLimit",
     "NotAllowed",
     "ParentDiffers",
+    "PricesOverlap",
     "QuotaError",
     "Refused",
     "Revoked",
+    "RunRefused",
     "SchemaMismatch",
     "TooDeep",
     "TotalDecreased",
     "Unavailable",
+    "UnboundedInput",
     "UnitMissing",
     "UnitNotHeld",
+    "UnknownBurndown",
     "UnknownKey",
     "UnknownLimit",
     "UnknownReservation",
@@ -57,6 +69,7 @@ __all__ = [
     "UnknownTier",
     "UnknownToken",
     "UnknownUnit",
+    "UnpricedModel",
     "fate",
     "from_database_error",
     "misuse_named",
@@ -89,6 +102,31 @@ class Refused(QuotaError):  # noqa: N818 - the contract's word
             )
         wait = "" if r.retry_after_s is None else f"; retry after {r.retry_after_s} s"
         return f"refused, {r.reason}{where}{wait}"
+
+
+class RunRefused(Refused):
+    """A run may not start.
+
+    Fields:
+        decision: the whole answer of `create_run`.
+    """
+
+    def __init__(self, decision: RunDecision) -> None:
+        QuotaError.__init__(self, decision)
+        self.decision = decision
+
+    def __str__(self) -> str:
+        d = self.decision
+        if d.limit_name is not None:
+            why = (
+                f' by limit "{d.limit_name}" of {d.limit_subject}: capacity {d.capacity} {d.unit}, '
+                f"available {d.available}, promised to live runs {d.promised}, requested {d.requested}"
+            )
+        else:
+            most = "" if d.capacity is None else f": at most {d.capacity}, this would be {d.requested}"
+            why = f" ({d.limit_subject}{most})" if d.limit_subject else ""
+        wait = "" if d.retry_after_s is None else f"; retry after {d.retry_after_s} s"
+        return f"{d.run} is refused, {d.reason}{why}{wait}"
 
 
 class Unavailable(QuotaError):  # noqa: N818 - the contract's word
@@ -271,6 +309,57 @@ class UnknownToken(Misuse, name="unknown_token", sqlstate="QT028", http_status=4
 
 class Revoked(Misuse, name="revoked", sqlstate="QT029", http_status=409):
     """The key or token is revoked, which is final."""
+
+
+class UnpricedModel(Misuse, name="unpriced_model", sqlstate="QT030", http_status=422):
+    """The price book has no price for the model at that time: no price, no call."""
+
+
+class PricesOverlap(Misuse, name="prices_overlap", sqlstate="QT031", http_status=409):
+    """Two prices of one model would be in force at the same time."""
+
+
+class CostError(QuotaError):
+    """What a call may cost, or did cost, cannot be told. But for `MalformedUsage` it is raised before anything is sent.
+
+    Fields:
+        name: the error's name, such as `missing_ceiling`.
+        http_status: the status that HTTP faces answer with.
+        message: what is wrong, with which value, and what to do.
+    """
+
+    name: ClassVar[str] = "cost_unknown"
+    http_status: ClassVar[int] = 422
+
+    def __init_subclass__(cls, *, name: str) -> None:
+        cls.name = name
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = f"{self.name}: {message}"
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class MissingCeiling(CostError, name="missing_ceiling"):  # noqa: N818
+    """The request names no ceiling on its output, or one that cannot be one; the message names the parameter."""
+
+
+class UnboundedInput(CostError, name="unbounded_input"):  # noqa: N818
+    """A part of the request has no bound on the tokens it costs; the message names the part."""
+
+
+class UnknownBurndown(CostError, name="unknown_burndown"):  # noqa: N818
+    """Nobody has said how many quota tokens an output token of this model burns."""
+
+
+class InvalidPrice(CostError, name="invalid_price"):  # noqa: N818
+    """A price that is no price: negative, too precise, of an unknown unit, without input or output."""
+
+
+class MalformedUsage(CostError, name="malformed_usage"):  # noqa: N818
+    """Usage that a provider reported and that cannot be: negative, no whole number, absurdly large."""
 
 
 class ErrorRow(NamedTuple):

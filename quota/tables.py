@@ -299,6 +299,63 @@ entries = Table(
     " the view quota.entries shows a line each.",
 )
 
+prices = Table(
+    "prices",
+    metadata,
+    # '' for the prices that every tenant sees.
+    Column("tenant", NAME, nullable=False, server_default=text("''::text")),
+    # The version that a reservation keeps.
+    Column("id", BigInteger, Identity(always=True), nullable=False),
+    Column("provider", NAME, nullable=False),
+    Column("model", NAME, nullable=False),
+    Column("variant", NAME, nullable=False, server_default=text("''::text")),
+    # Dollars per million tokens by part, as exact numbers; quota.costs.prices reads the same JSON.
+    Column("rates", JSONB, nullable=False),
+    Column("free", Boolean, nullable=False, server_default=text("false")),
+    Column("effective_from", INSTANT, nullable=False),
+    Column("effective_until", INSTANT, nullable=False, server_default=text("'infinity'::timestamptz")),
+    Column("output_max", BigInteger),
+    Column("input_max", BigInteger),
+    Column("source", Text),
+    Column("created_at", INSTANT, nullable=False),
+    PrimaryKeyConstraint("tenant", "id", name="prices_pkey"),
+    UniqueConstraint("tenant", "provider", "model", "variant", "effective_from", name="prices_begin_once"),
+    CheckConstraint("effective_from < effective_until", name="prices_end_after_they_begin"),
+    CheckConstraint("jsonb_typeof(rates) = 'object'", name="prices_are_objects"),
+    Index("prices_by_version", "id"),
+    comment="What models cost: one row per version, in force for a time. Changed only to end one.",
+)
+
+runs = Table(
+    "runs",
+    metadata,
+    Column("tenant", NAME, nullable=False),
+    Column("name", NAME, nullable=False),
+    Column("parent", NAME, nullable=False),
+    # The slices, by unit: the limits of the run's subject say the same.
+    Column("budget", JSONB, nullable=False),
+    Column("started_at", INSTANT, nullable=False),
+    Column("expires_at", INSTANT, nullable=False),
+    Column("ended_at", INSTANT),
+    # At most so many live runs right below it, and levels of runs below it.
+    Column("max_width", Integer),
+    Column("max_depth", Integer),
+    # The most output tokens of a call; the least of its own and those above it.
+    Column("max_tokens", BigInteger),
+    # Children start so far apart; the next one not before next_start.
+    Column("stagger_s", AMOUNT, nullable=False, server_default=text("0")),
+    Column("next_start", INSTANT, nullable=False),
+    PrimaryKeyConstraint("tenant", "name", name="runs_pkey"),
+    ForeignKeyConstraint(
+        ["tenant", "name"],
+        ["quota_internal.subjects.tenant", "quota_internal.subjects.name"],
+        name="runs_are_subjects",
+    ),
+    # Live children of a parent: their slices are promised.
+    Index("runs_live_by_parent", "tenant", "parent", postgresql_where=text("ended_at IS NULL")),
+    comment="Subjects that live for a while and spend slices of their parents.",
+)
+
 admin_log = Table(
     "admin_log",
     metadata,

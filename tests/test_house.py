@@ -18,14 +18,20 @@ LAYERS: list[list[str]] = [
     ["_pgbin", "trace"],
     ["embedded", "calls", "migrate"],
     ["http", "client"],
-    ["batch", "lease", "authentication", "reaper", "fleet", "alerts", "reports", "metrics"],
+    ["batch", "lease", "authentication", "reaper", "runs", "fleet", "alerts", "reports", "metrics"],
     ["integrations", "gateway", "admin"],
     ["cli"],
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 # Inside the bottom layer, and on the way from calls to http to client, neighbours may lean on each other as named.
-BESIDE = {("client", "http"), ("tables", "sql"), ("migrate", "embedded"), ("gateway", "integrations")}
+BESIDE = {
+    ("client", "http"),
+    ("costs", "errors"),
+    ("gateway", "integrations"),
+    ("migrate", "embedded"),
+    ("tables", "sql"),
+}
 
 
 def modules() -> Iterator[tuple[str, Path]]:

@@ -24,9 +24,11 @@ __all__ = [
     "AMOUNT",
     "BYTES",
     "COSTS",
+    "COUNT",
     "DETAILS",
     "FLAG",
     "ID",
+    "INSTANT",
     "NAME",
     "NAMES",
     "NUMBER",
@@ -245,6 +247,27 @@ def _whole(what: str, value: object) -> int | None:
     return value
 
 
+def _count(what: str, value: object) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{what} must be an int, not {type(value).__name__} {_shown(value)}")
+    if not -(2**63) <= value < 2**63:
+        raise InvalidArgument(f"invalid_argument: {what} {_shown(value)} is out of range", "stay below 2^63")
+    return value
+
+
+def _instant(what: str, value: object) -> object:
+    """A time with its zone, or `-infinity`: from the beginning."""
+    if value is None or value == "-infinity":
+        return value
+    if not isinstance(value, datetime):
+        raise TypeError(f"{what} must be a datetime, not {type(value).__name__} {_shown(value)}")
+    if value.tzinfo is None:
+        raise InvalidArgument(f"invalid_argument: {what} {value} has no time zone", "pass one, such as UTC")
+    return value
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Kind:
     """A kind of parameter: its type in SQL, and how a value of it is sent (or refused) under a name."""
@@ -267,6 +290,8 @@ TIME = Kind("timestamptz", _time)
 BYTES = Kind("bytea", _bytes)
 FLAG = Kind("boolean", _flag)
 WHOLE = Kind("integer", _whole)
+COUNT = Kind("bigint", _count)
+INSTANT = Kind("timestamptz", _instant)
 
 
 class Function:

@@ -6,6 +6,7 @@
 | `server`, `service` | up, down, serve, migrate, sql |
 | `access` | key, token |
 | `admin` | tenant, unit, subject, limit, tier |
+| `prices`, `pools` | price, pool |
 | `ledger` | reserve, settle, release, balance, holds, ledger, reap, check, repair |
 
 `store` finds the server and looks at its schema, `screen` is how answers are given, `failures` how commands end.
@@ -22,7 +23,7 @@ from collections.abc import Sequence
 import click
 
 import quota
-from quota.cli import access, admin, ledger, server, service
+from quota.cli import access, admin, ledger, pools, prices, server, service
 from quota.cli.demo import demo
 from quota.cli.failures import EXIT_CODES, PIPE_CLOSED, PipeClosed, debugging, explained
 from quota.cli.help import Sections, examples
@@ -72,7 +73,17 @@ def completion(shell: str) -> None:
 _SECTIONS: dict[str, tuple[click.Command, ...]] = {
     "See it work": (demo, replay),
     "The server": (service.up, server.down, service.serve, server.migrate, server.sql),
-    "Set up": (access.key, admin.subject, admin.limit, admin.tier, admin.tenant, admin.unit, access.token),
+    "Set up": (
+        access.key,
+        admin.subject,
+        admin.limit,
+        admin.tier,
+        admin.tenant,
+        admin.unit,
+        access.token,
+        prices.price,
+        pools.pool,
+    ),
     "Spend": (ledger.reserve, ledger.settle, ledger.release),
     "Look and prove": (ledger.balance, ledger.holds, ledger.ledger, ledger.reap, ledger.check, ledger.repair),
     "Shell": (completion,),

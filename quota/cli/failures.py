@@ -10,6 +10,7 @@ import psycopg
 
 from quota.config import ConfigError
 from quota.errors import (
+    CostError,
     Fate,
     Misuse,
     NotAllowed,
@@ -98,6 +99,8 @@ def _ours(error: BaseException) -> Failure | None:
             return Failure(REFUSED, "refused", str(error))
         case Misuse():
             return Failure(USAGE, error.name, error.message, error.hint)
+        case CostError():
+            return Failure(USAGE, error.name, error.message)
         case SchemaMismatch():
             return Failure(SCHEMA, "schema_mismatch", str(error))
         case NotAllowed():

@@ -6,24 +6,41 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import click
 
+from quota.calls import PricesOf
 from quota.cli.failures import REFUSED
 from quota.cli.help import examples
 from quota.cli.params import AMOUNT, PRICE
 from quota.cli.screen import Screen, number
 from quota.cli.store import Session, with_server
-from quota.cli.work import Books, Job, Pulse, Tally, books_of, fresh_budget, fresh_tenant, percentile, spend
+from quota.cli.work import (
+    BookPrices,
+    Books,
+    Draw,
+    Job,
+    Pulse,
+    Tally,
+    books_of,
+    fresh_budget,
+    fresh_pool,
+    fresh_tenant,
+    percentile,
+    spend,
+)
+from quota.costs.tokens import HoldFormula, QuotaTokens, quota_tokens_of
 from quota.fleet import Fleet
 from quota.trace import Prices, Request, read_trace, sample_trace
 
 __all__ = ["replay"]
 
 SUBJECT = "run:replay"
+POOL = "pool:replay"
 _LINE_EVERY_S = 5.0
 
 
@@ -66,6 +83,9 @@ class Result:
             "peak_spent_plus_reserved": tally.peak,
             "above_ceiling": tally.above_ceiling,
             "overage": tally.overage,
+            "quota_settled": tally.quota_settled,
+            "quota_overage": tally.quota_overage,
+            "quota_held": self.job.draw is None or tally.quota_overage == 0,
             "holds_left": self.books.holds,
             "check_violations": len(self.books.violations),
             "cap_held": self.held,
@@ -97,12 +117,22 @@ def _share(part: Decimal, whole: Decimal) -> str | None:
         "quota replay",
         "quota replay trace.csv --price-in 3 --price-out 15 --cap 20 --workers 20",
         "quota replay trace.csv --cap 20 --retry --json | jq .peak_spent_plus_reserved",
+        "quota replay trace.csv --model aws/us.anthropic.claude-opus-4-8 --pool-tpm 200000 --formula provider",
     )
 )
 @click.argument("trace", required=False, type=click.Path(path_type=Path), metavar="[TRACE.csv]")
 @click.option("--price-in", type=PRICE, default="3", show_default=True, help="Dollars per million tokens sent.")
 @click.option(
     "--price-out", type=PRICE, default="15", show_default=True, help="Dollars per million tokens that come back."
+)
+@click.option("--model", metavar="PROVIDER/NAME", help="Price by the book as this model, instead of the two prices.")
+@click.option("--pool-tpm", type=click.IntRange(1, 10**12), help="Draw on a pool of so many quota tokens a minute too.")
+@click.option(
+    "--formula",
+    type=click.Choice(["worst", "provider"]),
+    default="worst",
+    show_default=True,
+    help="What is held of the pool: what a call can burn, or what the provider holds.",
 )
 @click.option("--cap", type=AMOUNT, default="20", show_default=True, help="The budget in dollars.")
 @click.option("--workers", type=click.IntRange(1, 150), default=20, show_default=True, help="Processes.")
@@ -125,6 +155,9 @@ def replay(
     trace: Path | None,
     price_in: Decimal,
     price_out: Decimal,
+    model: str | None,
+    pool_tpm: int | None,
+    formula: HoldFormula,
     cap: Decimal,
     workers: int,
     ceiling: int,
@@ -143,23 +176,47 @@ def replay(
     A call is refused as "exhausted" when what is spent leaves no room for it, and as "held" when only other workers'
     open holds stand in its way. Both are skipped and counted apart; --retry makes the second ask again.
 
+    With --model the calls are priced by the book (quota price) as a call to that model would be; with --pool-tpm each
+    call holds quota tokens of a pool as well, both or neither, by the model's burndown. Under "worst" no settle exceeds
+    its hold; under "provider" the excess is reported.
+
     Each replay has a tenant of its own, so repeated runs are independent. Exit code 0 when the cap was held by every
     grant's own answer, no hold is left and the books are right; else 1.
     """
     requests = sample_trace() if trace is None else read_trace(trace)
     retry_s = 3600.0 if retry else None
-    job = Job(SUBJECT, cap, Prices(price_in, price_out), ceiling, call_ms / 1000, retry_s)
-    result = run(session, job, requests, workers)
+    prices, draw = _terms(session, model, pool_tpm, formula, Prices(price_in, price_out))
+    job = Job(SUBJECT, cap, prices, ceiling, call_ms / 1000, retry_s, draw=draw)
+    result = run(session, job, requests, workers, pool_tpm)
     session.screen.document(result.document())
     show(session.screen, result)
     if not result.held:
         click.get_current_context().exit(REFUSED)
 
 
-def run(session: Session, job: Job, requests: list[Request], workers: int) -> Result:
-    """Carries out a replay."""
+def _terms(
+    session: Session, model: str | None, pool_tpm: int | None, formula: HoldFormula, flat: Prices
+) -> tuple[Prices | BookPrices, Draw | None]:
+    """What tokens cost, and what of the provider's quota they take."""
+    if model is None:
+        return flat, None if pool_tpm is None else Draw(POOL, QuotaTokens(), formula)
+    provider, slash, name = model.partition("/")
+    if not slash or not name:
+        raise click.UsageError(f'"{model}" names no provider; write PROVIDER/NAME, such as openai/gpt-4o')
+    prices = BookPrices(session.client.call(PricesOf(session.tenant)).find(provider, name).price)
+    if pool_tpm is None:
+        return prices, None
+    return prices, Draw(POOL, quota_tokens_of(name, "bedrock-runtime", datetime.now(UTC).date()), formula)
+
+
+def run(
+    session: Session, job: Job, requests: list[Request], workers: int, tokens_per_minute: int | None = None
+) -> Result:
+    """Carries out a replay; `tokens_per_minute`: the quota of the pool that the job draws on."""
     tenant = fresh_tenant(session.client, "replay")
     fresh_budget(session.client, tenant, job.subject, job.cap)
+    if job.draw is not None and tokens_per_minute is not None:
+        fresh_pool(session.client, tenant, job.draw.pool, tokens_per_minute)
     prepare = session.target.settings.prepare_threshold
     with (
         Fleet(workers, session.url, tenant=tenant, prepare_threshold=prepare, preload=["quota.cli.replay"]) as fleet,
@@ -241,6 +298,9 @@ def show(screen: Screen, result: Result) -> None:
         lines["above the ceiling"] = (
             f"{tally.above_ceiling} outputs, ${number(tally.overage)} booked beyond their holds"
         )
+    if result.job.draw is not None:
+        excess = f", {number(tally.quota_overage)} of them beyond their holds" if tally.quota_overage else ""
+        lines["quota tokens"] = f"{number(tally.quota_settled)} settled{excess}"
     screen.table({"replay": list(lines), "": list(lines.values())})
     screen.line("The cap was held." if result.held else "THE CAP WAS NOT HELD.")
     screen.line(f"Its books: quota ledger --tenant {result.tenant}, quota balance {SUBJECT} --tenant {result.tenant}")

@@ -13,15 +13,80 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-from quota.calls import Balance, BalanceRow, Check, CreateSubject, CreateTenant, SetLimit, Violation, views
+from quota.calls import (
+    Amount,
+    Balance,
+    BalanceRow,
+    Check,
+    CreateSubject,
+    CreateTenant,
+    Reservation,
+    SetLimit,
+    Violation,
+    views,
+)
 from quota.client import Client
+from quota.costs.prices import Price
+from quota.costs.tokens import HoldFormula, QuotaTokens, Usage
 from quota.fleet import Worker
 from quota.trace import Prices, Request
 
-__all__ = ["Books", "Job", "Pulse", "Tally", "books_of", "fresh_budget", "fresh_tenant", "guess", "percentile", "spend"]
+__all__ = [
+    "BookPrices",
+    "Books",
+    "Draw",
+    "Job",
+    "Pulse",
+    "Tally",
+    "books_of",
+    "fresh_budget",
+    "fresh_pool",
+    "fresh_tenant",
+    "guess",
+    "percentile",
+    "spend",
+]
 
 UNIT, LIMIT = "usd", "cap"
 _MS = 1000.0
+
+
+@dataclass(frozen=True, slots=True)
+class BookPrices:
+    """A price of the book, in the place of `Prices`: the worst case and the true cost of a request of a trace."""
+
+    price: Price
+
+    def worst(self, request: Request, ceiling_tokens: int) -> Decimal:
+        """Returns what a request may cost at most: its input of whatever kind, and the output ceiling."""
+        return self.price.worst(request.context_tokens, ceiling_tokens)
+
+    def true(self, request: Request) -> Decimal:
+        """Returns what the request did cost, nothing of it cached."""
+        return self.price.cost(Usage(input=request.context_tokens, output=request.generated_tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """The provider's quota that a job draws on.
+
+    Fields:
+        pool: its subject.
+        tokens: the model's formula.
+        formula: what is held: `worst` or `provider`.
+    """
+
+    pool: str
+    tokens: QuotaTokens
+    formula: HoldFormula
+
+    def held(self, request: Request, ceiling_tokens: int) -> dict[str, int]:
+        """Returns the quota tokens to hold for a request."""
+        return self.tokens.held(request.context_tokens, ceiling_tokens, self.formula)
+
+    def settled(self, request: Request) -> dict[str, int]:
+        """Returns those that it has taken."""
+        return self.tokens.settled(Usage(input=request.context_tokens, output=request.generated_tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +101,17 @@ class Job:
         call_s: how long a call lasts in seconds.
         retry_s: how long to wait at most before a call that was refused as `held` is tried again; None: it is skipped.
         pulse_s: how often a worker tells how far it is, in seconds.
+        draw: the provider's quota that is drawn on beside the budget; None: none.
     """
 
     subject: str
     cap: Decimal
-    prices: Prices
+    prices: Prices | BookPrices
     ceiling_tokens: int
     call_s: float
     retry_s: float | None = None
     pulse_s: float = 0.25
+    draw: Draw | None = None
 
 
 class Pulse(NamedTuple):
@@ -70,6 +137,8 @@ class Tally:
         booked: dollars that it settled.
         overage: the part of them above what was held.
         above_ceiling: requests whose true output was more than was declared.
+        quota_settled: quota tokens that it settled.
+        quota_overage: the part of them above what was held.
         reserve_ms, settle_ms: how long each answer took, in milliseconds.
     """
 
@@ -81,6 +150,8 @@ class Tally:
     booked: Decimal = Decimal(0)
     overage: Decimal = Decimal(0)
     above_ceiling: int = 0
+    quota_settled: Decimal = Decimal(0)
+    quota_overage: Decimal = Decimal(0)
     reserve_ms: list[float] = field(default_factory=list)
     settle_ms: list[float] = field(default_factory=list)
 
@@ -97,6 +168,8 @@ class Tally:
             total.booked += one.booked
             total.overage += one.overage
             total.above_ceiling += one.above_ceiling
+            total.quota_settled += one.quota_settled
+            total.quota_overage += one.quota_overage
             total.reserve_ms += one.reserve_ms
             total.settle_ms += one.settle_ms
         return total
@@ -123,6 +196,14 @@ def fresh_budget(client: Client, tenant: str, subject: str, cap: Decimal) -> Non
     """Makes a subject with a lifetime budget of `cap` dollars."""
     client.call(CreateSubject(subject, tenant=tenant))
     client.call(SetLimit(subject, LIMIT, UNIT, "budget", cap, tenant=tenant))
+
+
+def fresh_pool(client: Client, tenant: str, pool: str, tokens_per_minute: int) -> None:
+    """Makes a pool with a quota of tokens per minute, and 1440 times as many per day."""
+    client.call(CreateSubject(pool, tenant=tenant))
+    refill = Decimal(tokens_per_minute * 10**12 // 60).scaleb(-12)
+    client.call(SetLimit(pool, "tpm", "quota_tokens", "bucket", tokens_per_minute, refill, tenant=tenant))
+    client.call(SetLimit(pool, "tpd", "quota_tokens", "budget", tokens_per_minute * 1440, period="day", tenant=tenant))
 
 
 class Books(NamedTuple):
@@ -161,7 +242,8 @@ def spend(worker: Worker, job: Job, requests: Sequence[Request]) -> Tally:
             asked = time.perf_counter()
             answer = worker.client.reserve(
                 job.subject,
-                {UNIT: job.prices.worst(request, job.ceiling_tokens)},
+                _held(job, request),
+                also=[] if job.draw is None else [job.draw.pool],
                 ttl=timedelta(seconds=60 + job.call_s),
             )
             tally.reserve_ms.append((time.perf_counter() - asked) * _MS)
@@ -177,18 +259,34 @@ def spend(worker: Worker, job: Job, requests: Sequence[Request]) -> Tally:
         else:
             assert answer.reservation is not None
             tally.granted += 1
-            tally.peak = max(tally.peak, (answer.spent or Decimal(0)) + (answer.reserved or Decimal(0)))
+            tally.peak = max(tally.peak, _on_the_budget(answer, job))
             beat(tally, answer.spent, answer.reserved)
             time.sleep(job.call_s)
             cost = job.prices.true(request)
             asked = time.perf_counter()
-            settled = worker.client.settle(answer.reservation, {UNIT: cost})
+            quota = {} if job.draw is None else job.draw.settled(request)
+            settled = worker.client.settle(answer.reservation, {UNIT: cost, **quota})
             tally.settle_ms.append((time.perf_counter() - asked) * _MS)
             tally.booked += cost
             tally.overage += settled.overage.get(UNIT, Decimal(0))
+            tally.quota_settled += sum(quota.values())
+            tally.quota_overage += sum((settled.overage.get(unit, Decimal(0)) for unit in quota), Decimal(0))
             tally.above_ceiling += request.generated_tokens > job.ceiling_tokens
         beat(tally, answer.spent, answer.reserved)
     return tally
+
+
+def _held(job: Job, request: Request) -> dict[str, Amount]:
+    money: dict[str, Amount] = {UNIT: job.prices.worst(request, job.ceiling_tokens)}
+    return money if job.draw is None else money | job.draw.held(request, job.ceiling_tokens)
+
+
+def _on_the_budget(answer: Reservation, job: Job) -> Decimal:
+    """Spent and reserved on the budget after a grant: its own columns may show the pool, if that is tighter."""
+    for row in answer.remaining:
+        if row.subject == job.subject and row.limit_name == LIMIT:
+            return (row.spent or Decimal(0)) + (row.reserved or Decimal(0))
+    return (answer.spent or Decimal(0)) + (answer.reserved or Decimal(0))
 
 
 def guess(worker: Worker, job: Job, requests: Sequence[Request], rounds: int) -> Tally:

@@ -32,6 +32,8 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
         WHEN 'unknown_key' THEN 'QT027'
         WHEN 'unknown_token' THEN 'QT028'
         WHEN 'revoked' THEN 'QT029'
+        WHEN 'unpriced_model' THEN 'QT030'
+        WHEN 'prices_overlap' THEN 'QT031'
     END
 $$;
 

@@ -49,6 +49,8 @@ SQLSTATES = {
     "too_deep": "QT024",
     "has_open_holds": "QT025",
     "already_exists": "QT026",
+    "unpriced_model": "QT030",
+    "prices_overlap": "QT031",
 }
 NOON = "2026-05-04 12:00:00+00"
 

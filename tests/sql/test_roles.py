@@ -29,16 +29,16 @@ from tests.sql.kit import (
 )
 
 WORKER = {
-    "adjust", "balance", "ensure_subject", "extend", "record", "release", "release_many", "reserve", "reserve_many",
-    "settle", "settle_many", "verify_key",
+    "adjust", "balance", "create_run", "end_run", "ensure_subject", "extend", "price", "price_book", "record",
+    "release", "release_many", "reserve", "reserve_many", "settle", "settle_many", "verify_key",
 }  # fmt: skip
-READER = {"balance", "check"}
+READER = {"balance", "check", "price", "price_book"}
 REAPER = {"reap"}
 API = {
     "create_subject", "move_subject", "retire_subject", "freeze", "unfreeze", "set_limit", "remove_limit",
     "set_rate_tier", "set_rate_tiers", "set_tier_limit", "retire_tier", "credit", "repair", "create_key", "rename_key",
     "set_key_expiry", "rotate_key", "revoke_key", "create_token", "revoke_token", "verify_token", "begin_change",
-    "begin_request", "end_request", "operator_settle", "operator_release", "logged_check",
+    "begin_request", "end_request", "operator_settle", "operator_release", "logged_check", "set_price", "end_price",
 }  # fmt: skip
 ROLES = {
     "quota_worker": WORKER, "quota_reader": READER, "quota_reaper": REAPER, "quota_api": WORKER | READER | API,
@@ -131,7 +131,10 @@ GOLD = {"tier": "gold", "name": "gold", "unit": "cost", "kind": "budget", "capac
 # What every tenant shares is not for a bound login at all, whichever tenant it names.
 SHARED = {"bind_login", "create_tenant", "create_unit"}
 # Calls that would change nothing if they got through.
-READS = {"balance", "check", "begin_change", "end_request"}
+READS = {"balance", "check", "begin_change", "end_request", "price", "price_book"}
+# Names a row, and with it the tenant that it belongs to.
+ROWS = {"end_price"}
+RATES = {"input": 1, "output": 2}
 # They take a secret in place of a tenant: whoever has it may know whose it is, except from another tenant's login.
 SECRETS = {"verify_key", "verify_token"}
 HASH = b"\x01" * 32
@@ -148,11 +151,14 @@ def calls(login: str) -> dict[str, dict[str, Any]]:
         "check": {},
         "configure_tenant": {"polling_hint_s": 2},
         "create_key": {"id": "new", "name": "new", "secret_hash": HASH},
+        "create_run": {"name": "run:new", "parent": "org:x", "budget": USD},
         "create_subject": {"name": "org:new"},
         "create_tenant": {"name": "c"},
         "create_token": {"id": "new", "name": "new", "role": "viewer", "secret_hash": HASH},
         "create_unit": {"name": "gpu"},
         "credit": {"reservation": SETTLED, "costs": USD, "reason": "why"},
+        "end_price": {"version": 1},
+        "end_run": {"name": "run:known"},
         "end_request": {"token": "t", "key": "k", "status": 200, "answer_text": "{}"},
         "ensure_subject": {"name": "org:new"},
         "extend": {"id": HELD, "ttl": "2 hours"},
@@ -161,6 +167,8 @@ def calls(login: str) -> dict[str, dict[str, Any]]:
         "move_subject": {"name": "key:k", "parent": "org:y"},
         "operator_release": {"id": HELD, "reason": "why"},
         "operator_settle": {"id": HELD, "costs": None, "reason": "why"},
+        "price": {"provider": "openai", "model": "m"},
+        "price_book": {},
         "reap": {},
         "record": {"subject": "org:x", "costs": USD},
         "release": {"id": HELD},
@@ -178,6 +186,7 @@ def calls(login: str) -> dict[str, dict[str, Any]]:
         "rotate_key": {"id": "known", "secret_hash": b"\x02" * 32},
         "set_key_expiry": {"id": "known", "expires_at": "2100-01-01"},
         "set_limit": {"subject": "org:x", "name": "cap", "unit": "usd", "kind": "budget", "capacity": 99},
+        "set_price": {"provider": "openai", "model": "n", "rates": RATES},
         "set_rate_tier": {"subject": "key:k", "tier": "gold"},
         "set_rate_tiers": {"subjects": ["key:k"], "tier": "gold"},
         "set_tier_limit": GOLD | {"capacity": 99},
@@ -201,12 +210,14 @@ def b_has_it_all(conn: Connection) -> None:
     call(conn, "freeze", "org:y", "why", tenant="b")
     call(conn, "create_key", "known", "known", HASH, tenant="b")
     call(conn, "create_token", "known", "known", "viewer", HASH, tenant="b")
+    call(conn, "set_price", "openai", "m", RATES, tenant="b")
     call(conn, "record", "org:x", USD, tenant="b")
     advance(conn, "40 days")  # older than what is kept
     hold(conn, "org:x", USD, id=OVERDUE, ttl="1 minute", tenant="b")
     advance(conn, "2 minutes")
     hold(conn, "org:x", USD, id=HELD, ttl="1 hour", tenant="b")
     hold(conn, "org:x", USD, id=SETTLED, ttl="1 hour", tenant="b")
+    call(conn, "create_run", "run:known", "org:x", USD, tenant="b")
     call(conn, "settle", SETTLED, tenant="b")
     conn.execute("UPDATE quota_internal.accounts SET reserved = reserved + 1 WHERE tenant = 'b' AND subject = 'org:x'")
 
@@ -253,7 +264,7 @@ def test_every_public_function_has_a_call_that_works_in_the_other_tenant(conn: C
     b_has_it_all(conn)
     found = public_functions(conn)
     assert calls(login).keys() == found.keys()
-    assert {name for name, (takes_tenant, roles) in found.items() if not takes_tenant or not roles} < SHARED | SECRETS
+    assert {name for name, (takes_tenant, roles) in found.items() if not takes_tenant or not roles} < SHARED | SECRETS | ROWS
     before = snapshot(conn)
     for name, named in calls(login).items():
         with conn.transaction(force_rollback=True):

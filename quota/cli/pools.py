@@ -1,0 +1,85 @@
+"""`quota pool …`: the quotas of model providers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from quota.calls import EnsureSubject, SetLimit
+from quota.cli.help import Ordered, examples
+from quota.cli.params import UNLIMITED
+from quota.cli.screen import number
+from quota.cli.store import Session, with_store
+from quota.costs.pools import Pool, PoolLimit, read_service_quotas
+
+__all__ = ["pool"]
+
+
+@click.group(cls=Ordered)
+def pool() -> None:
+    """Pools: what a provider's account may use of a model.
+
+    A pool is a subject, pool:ACCOUNT/REGION/MODEL/ENDPOINT, that calls name beside their spender.
+    """
+
+
+@pool.command(
+    "import",
+    epilog=examples(
+        "aws service-quotas list-service-quotas --service-code bedrock > quotas.json",
+        "quota pool import quotas.json --model 'opus 4.8'",
+        "quota pool import quotas.json --account aws-1 --region us-east-1 --dry-run",
+    ),
+)
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--model", help="Only models with this in their name.")
+@click.option("--account", help="What to call the account. [default: its number]")
+@click.option("--region", help="The region. [default: as the quotas say]")
+@click.option("--dry-run", is_flag=True, help="Show, and change nothing.")
+@with_store
+def pool_import(
+    session: Session, file: Path, model: str | None, account: str | None, region: str | None, dry_run: bool
+) -> None:
+    """Make pools of the JSON of `aws service-quotas list-service-quotas`, or bring them up to date; usage stays.
+
+    Requests and tokens per minute are buckets, tokens per day a day in UTC: TPM x 1440 where the account has no value
+    of its own. Quotas that it does not have are declared unlimited, and counted.
+    """
+    found = read_service_quotas(file.read_text(encoding="utf-8"), account=account, region=region, model=model)
+    for one in found.pools:
+        if not dry_run:
+            _set(session, one)
+    rows = [
+        {"subject": one.subject, **{name: getattr(limit, name) for name in PoolLimit.__slots__}}
+        for one in found.pools
+        for limit in one.limits
+    ]
+    limits = [limit for one in found.pools for limit in one.limits]
+    columns = {
+        "pool": [str(row["subject"]) for row in rows],
+        "limit": [limit.name for limit in limits],
+        "unit": [limit.unit for limit in limits],
+        "capacity": [number(limit.capacity, UNLIMITED) + ("" if limit.declared else " *") for limit in limits],
+        "per": [limit.period or "minute" for limit in limits],
+    }
+    session.screen.rows(rows, columns, "no quota of a model's requests or tokens in it")
+    if not all(limit.declared for limit in limits):
+        session.screen.line("* not in the file: TPM x 1440, or unlimited")
+
+
+def _set(session: Session, one: Pool) -> None:
+    session.call(EnsureSubject(one.subject, None, session.tenant))
+    for limit in one.limits:
+        session.call(
+            SetLimit(
+                one.subject,
+                limit.name,
+                limit.unit,
+                limit.kind,
+                limit.capacity,
+                limit.refill_per_s,
+                limit.period,
+                tenant=session.tenant,
+            )
+        )

@@ -1,0 +1,44 @@
+"""quota pool import, and what a pool then does to calls."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.cli.conftest import Quota
+from tests.costs.test_pools import OPUS, quotas
+
+SUBJECT = "pool:aws-1/us-east-1/anthropic-claude-opus-4-8-v1/runtime"
+
+
+def imported(quota: Quota, file: Path, value: int) -> None:
+    file.write_text(quotas((f"On-demand model inference tokens per minute for {OPUS}", value)))
+    done = quota("pool", "import", str(file), "--account", "aws-1")
+    assert done.code == 0, done.err
+
+
+def test_a_pool_holds_what_its_account_has(team: Quota, tmp_path: Path) -> None:
+    file = tmp_path / "quotas.json"
+    imported(team, file, 36_000)
+    spend = ("reserve", "key:42", "--also", SUBJECT, "usd=1")
+    first = team(*spend, "quota_tokens=36000", "--quiet")
+    assert first.code == 0, first.err
+    assert team(*spend, "quota_tokens=36000").code == 1
+    assert team("settle", first.out.strip(), "usd=0.5", "quota_tokens=9000").code == 0
+    rows = {
+        (r["subject"], r["limit_name"]): r
+        for r in json.loads(team("subject", "show", SUBJECT, "--json").out)["balance"]
+    }
+    assert rows[SUBJECT, "tpd"]["spent"] == "9000"
+    assert rows[SUBJECT, "tpd"]["capacity"] == "51840000"
+    assert rows[SUBJECT, "rpd"]["capacity"] is None
+    imported(team, file, 72_000)
+    again = json.loads(team("subject", "show", SUBJECT, "--json").out)["balance"]
+    assert {row["limit_name"]: row["capacity"] for row in again}["tpm"] == "72000"
+
+
+def test_a_file_of_another_shape_names_its_line(quota: Quota, tmp_path: Path) -> None:
+    file = tmp_path / "quotas.json"
+    file.write_text('{"Quotas": [\n{"QuotaName": 7}]}')
+    done = quota("pool", "import", str(file))
+    assert (done.code, "line 2" in done.err) == (2, True)
