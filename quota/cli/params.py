@@ -7,11 +7,12 @@ import re
 from collections.abc import Iterable
 from datetime import timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-__all__ = ["AMOUNT", "CAPACITY", "DETAILS", "DURATION", "PRICE", "UNLIMITED", "costs_of"]
+__all__ = ["AMOUNT", "CAPACITY", "DETAILS", "DURATION", "PRICE", "UNLIMITED", "costs_of", "text_of"]
 
 UNLIMITED = "unlimited"
 _DIGITS = re.compile(r"\d+(\.\d+)?", re.ASCII)
@@ -103,6 +104,15 @@ CAPACITY = _Capacity("amount|unlimited")
 PRICE = _Price("dollars")
 DURATION = _Duration("duration")
 DETAILS = _Details("json")
+
+
+def text_of(file: Path) -> str:
+    """Reads a file that a command was given, UTF-8. Errors: `click.UsageError` naming it."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise click.UsageError(f"{file}: {reason}; give a JSON file") from None
 
 
 def costs_of(words: Iterable[str]) -> dict[str, Decimal]:

@@ -8,7 +8,7 @@ import click
 
 from quota.calls import EnsureSubject, SetLimit
 from quota.cli.help import Ordered, examples
-from quota.cli.params import UNLIMITED
+from quota.cli.params import UNLIMITED, text_of
 from quota.cli.screen import number
 from quota.cli.store import Session, with_store
 from quota.costs.pools import Pool, PoolLimit, read_service_quotas
@@ -32,7 +32,7 @@ def pool() -> None:
         "quota pool import quotas.json --account aws-1 --region us-east-1 --dry-run",
     ),
 )
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("file", type=click.Path(path_type=Path))
 @click.option("--model", help="Only models with this in their name.")
 @click.option("--account", help="What to call the account. [default: its number]")
 @click.option("--region", help="The region. [default: as the quotas say]")
@@ -46,7 +46,7 @@ def pool_import(
     Requests and tokens per minute are buckets, tokens per day a day in UTC: TPM x 1440 where the account has no value
     of its own. Quotas that it does not have are declared unlimited, and counted.
     """
-    found = read_service_quotas(file.read_text(encoding="utf-8"), account=account, region=region, model=model)
+    found = read_service_quotas(text_of(file), account=account, region=region, model=model)
     for one in found.pools:
         if not dry_run:
             _set(session, one)

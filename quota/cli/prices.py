@@ -12,7 +12,7 @@ import click
 
 from quota.calls import EndPrice, PricesOf, SetPrice
 from quota.cli.help import Ordered, examples
-from quota.cli.params import PRICE
+from quota.cli.params import PRICE, text_of
 from quota.cli.screen import number, when
 from quota.cli.store import Session, with_store
 from quota.costs.catalogs import Catalog, read_catalog
@@ -182,7 +182,7 @@ def _row(entry: PriceEntry) -> dict[str, Any]:
         "quota price import prices.json --dry-run",
     ),
 )
-@click.argument("file", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("file", required=False, type=click.Path(path_type=Path))
 @click.option("--provider", "providers", multiple=True, help="Only its models; may stand more than once.")
 @click.option("--dry-run", is_flag=True, help="Report, and change nothing.")
 @_FOR_ALL
@@ -219,7 +219,7 @@ def price_import(session: Session, file: Path | None, providers: tuple[str, ...]
 def _catalog(file: Path | None, providers: tuple[str, ...]) -> Catalog:
     wanted = [name.lower() for name in providers] or None
     if file is not None:
-        return read_catalog(file.read_text(encoding="utf-8"), providers=wanted, source=file.name)
+        return read_catalog(text_of(file), providers=wanted, source=file.name)
     try:
         from quota.costs.genai import genai_prices
 

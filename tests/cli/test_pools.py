@@ -42,3 +42,11 @@ def test_a_file_of_another_shape_names_its_line(quota: Quota, tmp_path: Path) ->
     file.write_text('{"Quotas": [\n{"QuotaName": 7}]}')
     done = quota("pool", "import", str(file))
     assert (done.code, "line 2" in done.err) == (2, True)
+
+
+def test_a_file_that_cannot_be_read(quota: Quota, tmp_path: Path) -> None:
+    absent = quota("pool", "import", str(tmp_path / "absent.json"))
+    assert (absent.code, "No such file" in absent.err) == (2, True)
+    binary = tmp_path / "binary.json"
+    binary.write_bytes(b"\xff\xfe")
+    assert "it is not UTF-8" in quota("pool", "import", str(binary)).err

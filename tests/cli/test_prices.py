@@ -60,3 +60,11 @@ def test_the_package_fills_the_book(quota: Quota) -> None:
     assert done["new"] > 0
     assert any(remark["problem"] == "no output maximum" for remark in done["remarks"])
     assert 'no provider "x"' in quota("price", "import", "--provider", "x").err
+
+
+def test_a_file_that_cannot_be_read(quota: Quota, tmp_path: Path) -> None:
+    absent = quota("price", "import", str(tmp_path / "absent.json"))
+    assert (absent.code, "No such file" in absent.err) == (2, True)
+    binary = tmp_path / "binary.json"
+    binary.write_bytes(b"\xff\xfe")
+    assert "it is not UTF-8" in quota("price", "import", str(binary)).err
