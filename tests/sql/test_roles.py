@@ -264,7 +264,9 @@ def test_every_public_function_has_a_call_that_works_in_the_other_tenant(conn: C
     b_has_it_all(conn)
     found = public_functions(conn)
     assert calls(login).keys() == found.keys()
-    assert {name for name, (takes_tenant, roles) in found.items() if not takes_tenant or not roles} < SHARED | SECRETS | ROWS
+    assert {
+        name for name, (takes_tenant, roles) in found.items() if not takes_tenant or not roles
+    } < SHARED | SECRETS | ROWS
     before = snapshot(conn)
     for name, named in calls(login).items():
         with conn.transaction(force_rollback=True):
