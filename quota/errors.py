@@ -51,6 +51,7 @@ __all__ = [
     "PricesOverlap",
     "QuotaError",
     "Refused",
+    "Revoked",
     "RunRefused",
     "SchemaMismatch",
     "TooDeep",
@@ -60,15 +61,18 @@ __all__ = [
     "UnitMissing",
     "UnitNotHeld",
     "UnknownBurndown",
+    "UnknownKey",
     "UnknownLimit",
     "UnknownReservation",
     "UnknownSubject",
     "UnknownTenant",
     "UnknownTier",
+    "UnknownToken",
     "UnknownUnit",
     "UnpricedModel",
     "fate",
     "from_database_error",
+    "misuse_named",
 ]
 
 
@@ -295,6 +299,18 @@ class AlreadyExists(Misuse, name="already_exists", sqlstate="QT026", http_status
     """The name is taken, now or in the past."""
 
 
+class UnknownKey(Misuse, name="unknown_key", sqlstate="QT027", http_status=404):
+    """No key has this public id."""
+
+
+class UnknownToken(Misuse, name="unknown_token", sqlstate="QT028", http_status=404):
+    """No token has this public id."""
+
+
+class Revoked(Misuse, name="revoked", sqlstate="QT029", http_status=409):
+    """The key or token is revoked, which is final."""
+
+
 class UnpricedModel(Misuse, name="unpriced_model", sqlstate="QT030", http_status=422):
     """The price book has no price for the model at that time: no price, no call."""
 
@@ -416,6 +432,15 @@ def misuse(sqlstate: str, message: str, remedy: str | None = None) -> Misuse:
     for a code of a newer schema.
     """
     return _BY_SQLSTATE.get(sqlstate, Misuse)(message, remedy)
+
+
+def misuse_named(name: str, message: str) -> Misuse:
+    """Returns the error of a name, as an HTTP face of the ledger has reported it.
+
+    Result: of the class of that name; `InvalidArgument` for a name that is none of the contract's.
+    """
+    kind = next((row.type for row in ERRORS if row.name == name), InvalidArgument)
+    return kind(f"{name}: {message}")
 
 
 def from_database_error(error: psycopg.Error) -> QuotaError | None:

@@ -1,7 +1,8 @@
 """Migrations: the schema of a database, brought to the state that this release works with.
 
-Alembic runs frozen SQL (``migrations/``). A revision that cannot get its lock within two seconds is rolled back and
-tried again, so that reserves on a live database wait for milliseconds, never for a queue.
+Alembic runs frozen SQL (``migrations/``). A revision that cannot get its lock within half a second is rolled back and
+tried again, so that reserves on a live database wait for milliseconds, never for a queue. One process at a time
+migrates a database; whoever comes meanwhile waits, and then finds the work done.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import io
 import random
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import sqlalchemy
@@ -20,13 +22,18 @@ from alembic.script import ScriptDirectory
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import OperationalError
 
-from quota.errors import SchemaMismatch
+from quota.errors import SchemaMismatch, Unavailable
 
 # lock_not_available, deadlock_detected
 _TRY_AGAIN = frozenset({"55P03", "40P01"})
 VERSION_TABLE_SCHEMA = "public"
 VERSION_TABLE = "quota_alembic_version"
 _VERSION_TABLE = f"{VERSION_TABLE_SCHEMA}.{VERSION_TABLE}"
+# The key of the advisory lock that whoever migrates a database holds; the same in every release. "quota" in ASCII.
+_GUARD = 0x71756F7461
+_GUARD_POLL_S = 0.2
+# Alembic keeps the migration under way in globals of its own: one at a time in a process, whichever the database.
+_alembic = threading.Lock()
 
 
 def _folder() -> Path:
@@ -111,29 +118,68 @@ def _quiet(_line: str) -> None:
     """Tells nobody."""
 
 
-def upgrade(url: str, revision: str = "head", *, attempts: int = 30, report: Callable[[str], None] = _quiet) -> None:
-    """Brings a database to a revision.
+def upgrade(
+    url: str,
+    revision: str = "head",
+    *,
+    attempts: int = 30,
+    wait_s: float = 300.0,
+    report: Callable[[str], None] = _quiet,
+) -> None:
+    """Brings a database to a revision, one process at a time.
 
-    Arguments: ``url``; ``revision``, default the newest; ``attempts``, how often a revision that does not get its
-    lock is tried, about a second apart; ``report``, told of every retry. Errors: ``OperationalError`` when the last
-    attempt fails too.
+    Arguments: ``url``, of a direct connection, not through a pooler in transaction mode; ``revision``, default the
+    newest; ``attempts``, how often a revision that does not get its lock is tried, about a second apart; ``wait_s``,
+    how long to wait for another migration of the same database, in seconds; ``report``, told of every retry and wait.
+    Errors: ``Unavailable`` when the other migration takes longer; ``OperationalError`` when the last attempt fails too.
     """
-    _patiently(lambda: command.upgrade(_config(url), revision), attempts, report)
+    with _alone(url, wait_s, report):
+        _patiently(lambda: command.upgrade(_config(url), revision), attempts, report)
 
 
-def downgrade(url: str, revision: str, *, attempts: int = 30, report: Callable[[str], None] = _quiet) -> None:
+def downgrade(
+    url: str, revision: str, *, attempts: int = 30, wait_s: float = 300.0, report: Callable[[str], None] = _quiet
+) -> None:
     """Takes a database back to a revision (``base``: no ledger at all). Arguments and errors as in ``upgrade``."""
-    _patiently(lambda: command.downgrade(_config(url), revision), attempts, report)
+    with _alone(url, wait_s, report):
+        _patiently(lambda: command.downgrade(_config(url), revision), attempts, report)
+
+
+@contextlib.contextmanager
+def _alone(url: str, wait_s: float, report: Callable[[str], None]) -> Iterator[None]:
+    """Keeps every other migration of the database out: a session lock, gone with this process however that ends.
+
+    It is asked for again and again rather than waited for: the snapshot of a statement that waits would in turn keep
+    the other migration from what has to outwait snapshots, such as building an index concurrently.
+    """
+    engine = sqlalchemy.create_engine(
+        _driver_url(url), poolclass=sqlalchemy.pool.NullPool, isolation_level="AUTOCOMMIT"
+    )
+    with engine.connect() as guard:
+        guard.execute(sqlalchemy.text("SET idle_session_timeout = 0"))  # idle is all that this session will be
+        deadline, told = time.monotonic() + wait_s, False
+        while not guard.execute(sqlalchemy.text("SELECT pg_try_advisory_lock(:key)"), {"key": _GUARD}).scalar():
+            if time.monotonic() >= deadline:
+                raise Unavailable(
+                    f"another migration of this database has been at work for more than {wait_s:g} s; nothing was "
+                    "changed. Try again when it has ended (pg_locks shows its advisory lock)"
+                )
+            if not told:
+                report("another migration of this database is at work; waiting for it to end")
+                told = True
+            time.sleep(_GUARD_POLL_S)
+        yield
 
 
 def _patiently(migrate: Callable[[], None], attempts: int, report: Callable[[str], None]) -> None:
     for attempt in range(1, attempts + 1):
         try:
-            migrate()
+            with _alembic:
+                migrate()
         except OperationalError as error:
             if getattr(error.orig, "sqlstate", None) not in _TRY_AGAIN or attempt == attempts:
                 raise
-            report(f"a lock was not free within 2 s; attempt {attempt + 1} of {attempts}")
+            report(f"a lock was not free within 500 ms; attempt {attempt + 1} of {attempts}")
             time.sleep(random.uniform(0.5, 1.5))  # noqa: S311 - jitter
         else:
             return
@@ -145,7 +191,7 @@ def sql(start: str | None = None, end: str = "head") -> str:
     Arguments: ``start``, the revision a database is at (None: an empty one); ``end``. Result: SQL text.
     """
     output = io.StringIO()
-    with contextlib.redirect_stdout(output):
+    with _alembic, contextlib.redirect_stdout(output):
         command.upgrade(_config(output=output), f"{start}:{end}" if start else end, sql=True)
     return output.getvalue()
 

@@ -23,6 +23,7 @@ from sqlalchemy import (
     Index,
     Integer,
     Interval,
+    LargeBinary,
     MetaData,
     Numeric,
     PrimaryKeyConstraint,
@@ -368,7 +369,81 @@ admin_log = Table(
     Column("reason", Text),
     Column("before", JSONB),
     Column("after", JSONB),
+    # What the HTTP API calls the request that made the change, so that its log lines and this row can be matched.
+    Column("request_id", Text),
     PrimaryKeyConstraint("id", name="admin_log_pkey"),
     Index("admin_log_by_tenant", "tenant", "at"),
+    # When the books were last proven, whatever else the log holds.
+    Index("admin_log_checks", "at", postgresql_where=text("action = 'check'::text")),
     comment="Who changed what: one row per admin change, written in its transaction.",
+)
+
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("tenant", NAME, nullable=False),
+    # Public: the first part of the secret.
+    Column("id", NAME, nullable=False),
+    # key:<id>; what the key may spend stands there. A column, so that a page of keys is a walk along two indexes.
+    Column("subject", NAME, nullable=False),
+    Column("name", NAME, nullable=False),
+    # SHA-256 of 256 random bits: nothing to guess, so nothing to slow down.
+    Column("secret_hash", LargeBinary, nullable=False),
+    # After a rotation the secret before is good until then.
+    Column("old_secret_hash", LargeBinary),
+    Column("old_secret_until", INSTANT),
+    Column("created_at", INSTANT, nullable=False),
+    Column("expires_at", INSTANT),
+    Column("revoked_at", INSTANT),
+    Column("changed_at", INSTANT, nullable=False),
+    PrimaryKeyConstraint("tenant", "id", name="api_keys_pkey"),
+    ForeignKeyConstraint(
+        ["tenant", "subject"],
+        ["quota_internal.subjects.tenant", "quota_internal.subjects.name"],
+        name="api_keys_authenticate_a_subject",
+    ),
+    CheckConstraint("subject = 'key:' || id", name="api_keys_subject_is_the_id"),
+    CheckConstraint("octet_length(secret_hash) = 32", name="api_keys_secret_hash_is_a_sha256"),
+    CheckConstraint("octet_length(old_secret_hash) = 32", name="api_keys_old_secret_hash_is_a_sha256"),
+    CheckConstraint("(old_secret_hash IS NULL) = (old_secret_until IS NULL)", name="api_keys_old_secret_has_an_end"),
+    # A secret names its key, not its tenant.
+    Index("api_keys_by_id", "id"),
+    Index("api_keys_by_name", "tenant", "name", "id"),
+    comment="Keys that authenticate a subject key:<id>; their secrets are not stored.",
+)
+
+api_tokens = Table(
+    "api_tokens",
+    metadata,
+    # '' for those that may act for all tenants.
+    Column("tenant", NAME, nullable=False, server_default=text("''::text")),
+    Column("id", NAME, nullable=False),
+    Column("name", NAME, nullable=False),
+    Column("role", NAME, nullable=False),
+    Column("secret_hash", LargeBinary, nullable=False),
+    Column("created_at", INSTANT, nullable=False),
+    Column("expires_at", INSTANT),
+    Column("revoked_at", INSTANT),
+    PrimaryKeyConstraint("tenant", "id", name="api_tokens_pkey"),
+    CheckConstraint("role IN ('worker', 'viewer', 'operator', 'owner')", name="api_tokens_role_is_known"),
+    CheckConstraint("octet_length(secret_hash) = 32", name="api_tokens_secret_hash_is_a_sha256"),
+    Index("api_tokens_by_id", "id"),
+    comment="Who may call the HTTP API, and as what; their secrets are not stored.",
+)
+
+api_requests = Table(
+    "api_requests",
+    metadata,
+    Column("tenant", NAME, nullable=False, server_default=text("''::text")),
+    Column("token", NAME, nullable=False),
+    # The caller's Idempotency-Key.
+    Column("key", NAME, nullable=False),
+    # SHA-256 of method, path and body: the same key with another request is an error.
+    Column("fingerprint", LargeBinary, nullable=False),
+    Column("at", INSTANT, nullable=False),
+    Column("status", Integer),
+    Column("answer", Text),
+    PrimaryKeyConstraint("tenant", "token", "key", name="api_requests_pkey"),
+    Index("api_requests_by_age", "tenant", "at"),
+    comment="Answers of writes over HTTP, by Idempotency-Key; kept for a day.",
 )

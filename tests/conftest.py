@@ -8,6 +8,7 @@
 | `conn` | test | autocommit connection to `database` |
 | `tx_conn` | test | connection in a transaction that is rolled back: the default |
 | `fleet_s` | session | how long fleets run, in seconds |
+| `soaked` | session | how often something is tried: `soaked(15, 500)` is 15, with --soak 500 |
 
 `database` and `tx_conn` end with `quota.check()`: a row is a failure, unless the test is marked `unbalanced`.
 """
@@ -15,7 +16,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,9 @@ _TEMPLATE_LOCK = 5_170_001
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--soak", action="store_true", help="run the soak tests, and fleets for minutes")
+    parser.addoption(
+        "--soak", action="store_true", help="run the soak tests, fleets for minutes, and cases as often as was reported"
+    )
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -93,6 +96,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def fleet_s(pytestconfig: pytest.Config) -> float:
     """How long a fleet of processes runs: 15 s, or three minutes with --soak."""
     return 180.0 if pytestconfig.getoption("--soak") else 15.0
+
+
+@pytest.fixture(scope="session")
+def soaked(pytestconfig: pytest.Config) -> Callable[[int, int], int]:
+    """How often something is tried: the first number, or with --soak the second."""
+    soak = bool(pytestconfig.getoption("--soak"))
+    return lambda usual, full: full if soak else usual
 
 
 # -- databases ------------------------------------------------------------------------------------------------------

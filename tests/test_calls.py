@@ -28,15 +28,27 @@ from quota.calls import (
     Reap,
     Record,
     Release,
+    Released,
+    ReleaseMany,
     Reservation,
     Reserve,
+    ReserveMany,
     SetLimit,
     SetTierLimit,
     Settle,
+    SettleMany,
     Settlement,
 )
 from quota.calls.answers import amount, amounts
-from quota.errors import AmountOutOfRange, InvalidAmount, InvalidArgument, InvalidName, Misuse, Refused
+from quota.errors import (
+    AmountOutOfRange,
+    InvalidAmount,
+    InvalidArgument,
+    InvalidName,
+    Misuse,
+    Refused,
+    UnknownReservation,
+)
 from quota.ids import uuid7
 
 ID = UUID("0192f0c1-2b3c-7d4e-8f50-123456789abc")
@@ -44,7 +56,7 @@ ID = UUID("0192f0c1-2b3c-7d4e-8f50-123456789abc")
 CALLS: list[Any] = [
     value
     for value in vars(quota.calls).values()
-    if isinstance(value, type) and issubclass(value, Call) and value.__name__ != "Call"
+    if isinstance(value, type) and issubclass(value, Call) and value.__name__ not in {"Call", "Batch"}
 ]
 
 
@@ -58,7 +70,11 @@ def costs_sent(costs: Any) -> Any:
 @pytest.mark.parametrize("kind", CALLS, ids=lambda kind: kind.__name__)
 def test_every_parameter_is_named_and_cast(kind: type[Call[Any]]) -> None:
     named = re.findall(r"(\w+) => %\((\w+)\)s::[a-z]+(?:\[\])?[,)]", kind.function.statement)
-    fields = [field.name for field in dataclasses.fields(cast("Any", kind))]
+    # A batch sends the parameters of its requests as arrays.
+    fields = [
+        *getattr(kind, "arrays", {}),
+        *(f.name for f in dataclasses.fields(cast("Any", kind)) if f.name != "requests"),
+    ]
     assert named == [(name, name) for name in fields]
     assert list(kind.function.takes) == fields
     assert kind.function.statement.count("%") == len(fields)
@@ -371,3 +387,46 @@ def test_ids_stay_in_order_when_the_clock_steps_back(monkeypatch: pytest.MonkeyP
     second, third = uuid7(), uuid7()
     assert first < second < third
     assert (second.version, third.version) == (7, 7)
+
+
+# -- batches ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_sends_its_requests_as_arrays() -> None:
+    batch = ReserveMany([Reserve("key:1", {"usd": "0.25"}, id=ID, also=["user:2"]), Reserve("key:2", {"usd": 1})])
+    assert batch.parameters() == {
+        "subjects": ["key:1", "key:2"],
+        "costs": ['{"usd": "0.25"}', '{"usd": "1"}'],
+        "ids": [str(ID), None],
+        "ttls": [timedelta(minutes=10)] * 2,
+        "also": ['["user:2"]', "[]"],
+        "headrooms": ["0", "0"],
+        "on_expiries": [None, None],
+        "details": ["{}", "{}"],
+        "atomic": False,
+        "tenant": "default",
+    }
+    first, second = batch.identified(uuid7).requests
+    assert first.id == ID
+    assert second.id is not None
+
+
+def test_a_request_that_cannot_be_sent_is_named_by_its_position() -> None:
+    with pytest.raises(TypeError) as caught:
+        ReserveMany([Reserve("key:1", {"usd": 1}), Reserve("key:1", {"usd": 0.1})]).parameters()  # type: ignore[dict-item]
+    assert caught.value.__notes__ == ["request 2 of the batch"]
+    with pytest.raises(InvalidArgument, match="10001"):
+        SettleMany([Settle(ID)] * 10_001).parameters()
+
+
+def test_an_answer_or_an_error_each() -> None:
+    error = {
+        "error": "unknown_reservation",
+        "error_code": "QT006",
+        "error_message": "unknown_reservation: no",
+        "error_remedy": "x",
+    }
+    fine = {"error": None, "state": "released", "replayed": False}
+    answers = ReleaseMany([Release(ID), Release(ID)]).answer([fine, error])
+    assert answers[0] == Released(state="released")
+    assert isinstance(answers[1], UnknownReservation)

@@ -14,11 +14,11 @@ PACKAGE = Path(quota.__file__).parent
 
 # From the bottom up; a module may import from its own layer's entry, or from layers below it, not beside or above.
 LAYERS: list[list[str]] = [
-    ["sql", "tables", "errors", "config", "costs", "ids", "trace", "_pgwatch"],
+    ["sql", "tables", "errors", "config", "costs", "ids", "credentials", "trace", "_pgwatch"],
     ["_pgbin", "trace"],
     ["embedded", "calls", "migrate"],
     ["http", "client"],
-    ["batch", "lease", "reaper", "runs", "fleet", "alerts", "reports", "metrics"],
+    ["batch", "lease", "authentication", "reaper", "runs", "fleet", "alerts", "reports", "metrics"],
     ["integrations", "gateway", "admin"],
     ["cli"],
 ]

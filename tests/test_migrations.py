@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from alembic.util import CommandError
 
 from quota import migrate
 from quota import sql as engine
+from quota.errors import Unavailable
 from quota.tables import metadata
 from tests.server import Connection, connect, create_database, drop_database
 
@@ -241,3 +245,62 @@ def test_a_migration_gives_way_to_a_long_transaction_and_comes_back(empty: str) 
     assert len(told) == 1
     assert re.search("lock", told[0])
     assert migrate.current(empty) == migrate.head()
+
+
+# -- one at a time ----------------------------------------------------------------------------------------------------
+
+# A process that says when it waits for another migration; its arguments: the URL, and how long it may wait, in seconds.
+MIGRATES = """
+import sys
+from quota import migrate
+migrate.upgrade(sys.argv[1], wait_s=float(sys.argv[2]), report=lambda line: print(line, flush=True))
+print("done", flush=True)
+"""
+
+
+def migrating(url: str, wait_s: float = 60.0) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", MIGRATES, url, str(wait_s)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_a_second_migration_waits_and_finds_nothing_to_do(empty: str) -> None:
+    """The first is stopped in the middle of its work, by a table that it needs, until the second is seen to wait."""
+    migrate.upgrade(empty, "0001")
+    with connect(empty) as reader:
+        reader.execute("BEGIN; LOCK TABLE quota_internal.subjects IN ACCESS SHARE MODE")
+        first = migrating(empty)
+        assert first.stdout is not None
+        assert "a lock was not free" in first.stdout.readline()
+        second = migrating(empty)
+        assert second.stdout is not None
+        assert "another migration of this database is at work" in second.stdout.readline()
+        assert migrate.current(empty) == "0001"
+        reader.execute("COMMIT")
+    for process in (first, second):
+        out, err = process.communicate(timeout=120)
+        assert (process.returncode, out.splitlines()[-1:], err) == (0, ["done"], "")
+    assert migrate.current(empty) == migrate.head()
+    with connect(empty) as connection:
+        assert connection.execute("SELECT pg_try_advisory_lock(%s)", [migrate._GUARD]).fetchone() == (True,)
+
+
+def test_the_wait_for_another_migration_is_bounded(empty: str) -> None:
+    with connect(empty) as other:
+        other.execute("SELECT pg_advisory_lock(%s)", [migrate._GUARD])
+        for way in (migrate.upgrade, migrate.downgrade):
+            with pytest.raises(Unavailable, match="at work for more than 0.1 s"):
+                way(empty, "0001", wait_s=0.1)
+    assert migrate.current(empty) is None
+
+
+def test_threads_migrate_two_databases_at_once(empty: str, admin_dsn: str, run_id: str) -> None:
+    """Alembic's context is global: what one thread runs must not reach the other's database."""
+    name = f"quota_second_{run_id}"
+    urls = [empty, create_database(admin_dsn, name)]
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(migrate.upgrade, urls))
+        assert catalog(urls[0]) == catalog(urls[1])
+    finally:
+        drop_database(admin_dsn, name)

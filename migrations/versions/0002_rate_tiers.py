@@ -1,7 +1,7 @@
 """Rate tiers: a key stores the name of one, its numbers stand in one place.
 
 Safe on a live table: the new column has a constant default, so no row is rewritten and every existing key is `basic`;
-the exclusive lock on `subjects` lasts for the milliseconds of this transaction, and is given up after two seconds of
+the exclusive lock on `subjects` lasts for the milliseconds of this transaction, and is given up after half a second of
 waiting. Accounts follow lazily: the tenants' binding_version moves on, and each subject binds at its next reserve.
 """
 

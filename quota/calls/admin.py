@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal
 from uuid import UUID
 
 from quota.calls.answers import Recorded, Repaired, Row, exact
-from quota.calls.base import AMOUNT, COSTS, FLAG, ID, NAME, ROLE, SPAN, WORD, Amount, Call, Costs, Function
+from quota.calls.base import AMOUNT, COSTS, FLAG, ID, NAME, NAMES, ROLE, SPAN, WORD, Amount, Call, Costs, Function
 
 __all__ = [
     "BindLogin",
@@ -26,6 +26,7 @@ __all__ = [
     "RetireTier",
     "SetLimit",
     "SetRateTier",
+    "SetRateTiers",
     "SetTierLimit",
     "Unfreeze",
 ]
@@ -193,6 +194,17 @@ class SetRateTier(_Command):
     tenant: str = "default"
 
     function = Function("set_rate_tier", None, subject=NAME, tier=NAME, tenant=NAME)
+
+
+@dataclass(frozen=True)
+class SetRateTiers(_Command):
+    """`quota.set_rate_tiers`: `SetRateTier` for up to 1000 keys, all or none."""
+
+    subjects: Collection[str]
+    tier: str
+    tenant: str = "default"
+
+    function = Function("set_rate_tiers", None, subjects=NAMES, tier=NAME, tenant=NAME)
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any, Self
+from typing import Any, Self, overload
 from uuid import UUID
 
 from quota.errors import Refused
@@ -73,7 +73,11 @@ def _uuid(value: UUID | str | None) -> UUID | None:
 
 
 def _picked(row: Row, words: tuple[str, ...], numbers: tuple[str, ...]) -> dict[str, Any]:
-    return {word: row[word] for word in words} | {number: amount(row[number]) for number in numbers}
+    picked = {word: row[word] for word in words}
+    for number in numbers:
+        value = row[number]
+        picked[number] = value if value is None or type(value) is Decimal else amount(value)
+    return picked
 
 
 def amounts(text: str | None) -> dict[str, Decimal]:
@@ -109,6 +113,49 @@ class Standing:
         return cls(**_picked(item, words, numbers))
 
 
+class Standings(Sequence[Standing]):
+    """A tuple of `Standing` that is read when it is first looked at: most callers never do.
+
+    Arguments: `text`, a JSON array of them.
+    """
+
+    __slots__ = ("_read", "_text")
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._read: tuple[Standing, ...] | None = None
+
+    def _all(self) -> tuple[Standing, ...]:
+        if self._read is None:
+            self._read = tuple(Standing.of(item) for item in _decoder.decode(self._text))
+        return self._read
+
+    @overload
+    def __getitem__(self, index: int) -> Standing: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Standing, ...]: ...
+    def __getitem__(self, index: int | slice) -> Standing | tuple[Standing, ...]:
+        return self._all()[index]
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Standings):
+            return self._text == other._text or self._all() == other._all()
+        return self._all() == other
+
+    def __hash__(self) -> int:
+        return hash(self._all())
+
+    def __repr__(self) -> str:
+        return repr(self._all())
+
+
+def _standings(text: str | None) -> Sequence[Standing]:
+    return () if text is None or text == "[]" else Standings(text)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
     """The answer of `reserve` and `adjust`: granted, or refused with the reason.
@@ -140,8 +187,8 @@ class Reservation:
     reserved: Decimal | None = None
     requested: Decimal | None = None
     retry_after_s: Decimal | None = None
-    remaining: tuple[Standing, ...] = ()
-    violations: tuple[Standing, ...] = ()
+    remaining: Sequence[Standing] = ()
+    violations: Sequence[Standing] = ()
 
     @property
     def refused(self) -> bool:
@@ -164,8 +211,8 @@ class Reservation:
             reservation=_uuid(row["reservation"]),
             expires_at=instant(row["expires_at"]),
             replayed=bool(row["replayed"]),
-            remaining=tuple(Standing.of(item) for item in _parsed(row["remaining"]) or ()),
-            violations=tuple(Standing.of(item) for item in _parsed(row["violations"]) or ()),
+            remaining=_standings(row["remaining"]),
+            violations=_standings(row["violations"]),
             **_picked(row, words, numbers),
         )
 

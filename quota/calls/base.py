@@ -6,6 +6,7 @@ depend on what a caller happens to pass.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import re
@@ -21,6 +22,7 @@ from quota.errors import AmountOutOfRange, InvalidAmount, InvalidArgument, Inval
 
 __all__ = [
     "AMOUNT",
+    "BYTES",
     "COSTS",
     "COUNT",
     "DETAILS",
@@ -32,6 +34,7 @@ __all__ = [
     "NUMBER",
     "ROLE",
     "SPAN",
+    "TIME",
     "WHOLE",
     "WORD",
     "A",
@@ -54,6 +57,9 @@ A = TypeVar("A", covariant=True)
 # be written out in a sane number of digits; everything else is the database's to judge.
 _DIGITS_MAX = 100
 
+# What PostgreSQL cannot take as text: a NUL, and half of a surrogate pair.
+_UNSENDABLE = re.compile("[\0\ud800-\udfff]")
+
 # A NUL in a JSON text is written \u0000; an even number of backslashes before it does not escape it.
 _JSON_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
@@ -68,7 +74,7 @@ def _shown(value: object) -> str:
 
 def _sendable(value: str) -> bool:
     """True when PostgreSQL can take the text: no NUL, no half of a surrogate pair."""
-    return "\0" not in value and not any("\ud800" <= c <= "\udfff" for c in value)
+    return _UNSENDABLE.search(value) is None
 
 
 def _text(what: str, value: object, refuse: type[Misuse]) -> str | None:
@@ -162,7 +168,7 @@ def _costs(what: str, value: object) -> str | None:
         if number is None:
             raise TypeError(f"{what}: the amount of {_shown(unit)} must be a Decimal, an int or a str, not None")
         sent[_name(f"{what}: the unit", unit)] = _amount(f"{what}: the amount of {_shown(unit)}", number)
-    return json.dumps(sent, ensure_ascii=False)
+    return _write_plainly(sent)
 
 
 def _plain(value: object) -> str:
@@ -171,13 +177,18 @@ def _plain(value: object) -> str:
     raise TypeError(f"{type(value).__name__} {_shown(value)} is no JSON value")
 
 
+# Made once: json.dumps makes a new encoder for every text that is not written by its defaults.
+_write_plainly = json.JSONEncoder(ensure_ascii=False).encode
+_write = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=_plain).encode
+
+
 def _details(what: str, value: object) -> str:
     if value is None:
         return "{}"
     if not isinstance(value, Mapping):
         raise TypeError(f"{what} must be a map, not {type(value).__name__} {_shown(value)}")
     try:
-        sent = json.dumps(dict(value), ensure_ascii=False, allow_nan=False, default=_plain)
+        sent = _write(dict(value))
     except (ValueError, RecursionError) as error:
         raise InvalidArgument(f"invalid_argument: {what} is no JSON: {error}", "pass plain, finite values") from None
     if _JSON_NUL.search(sent) or not _sendable(sent):
@@ -202,6 +213,22 @@ def _span(what: str, value: object) -> timedelta | None:
     if value is None or isinstance(value, timedelta):
         return value
     raise TypeError(f"{what} must be a timedelta, not {type(value).__name__} {_shown(value)}")
+
+
+def _time(what: str, value: object) -> datetime | None:
+    if value is None:
+        return None
+    if not isinstance(value, datetime):
+        raise TypeError(f"{what} must be a datetime, not {type(value).__name__} {_shown(value)}")
+    if value.tzinfo is None:
+        raise TypeError(f"{what} {value} must have a time zone, such as datetime.now(UTC)")
+    return value
+
+
+def _bytes(what: str, value: object) -> bytes | None:
+    if value is None or isinstance(value, bytes):
+        return value
+    raise TypeError(f"{what} must be bytes, not {type(value).__name__}")
 
 
 def _flag(what: str, value: object) -> bool:
@@ -259,6 +286,8 @@ AMOUNT = Kind("numeric", _amount)
 NUMBER = Kind("numeric", _number)
 ID = Kind("uuid", _id)
 SPAN = Kind("interval", _span)
+TIME = Kind("timestamptz", _time)
+BYTES = Kind("bytea", _bytes)
 FLAG = Kind("boolean", _flag)
 WHOLE = Kind("integer", _whole)
 COUNT = Kind("bigint", _count)
@@ -321,5 +350,7 @@ class Call(Generic[A]):
             new_id: makes the id. Without an id a repeated reserve would be a second one.
         """
         if self.keyed and getattr(self, "id", None) is None:
-            return dataclasses.replace(self, id=new_id())  # type: ignore[type-var]
+            named = copy.copy(self)  # not dataclasses.replace: several times as fast, and every reserve comes by here
+            object.__setattr__(named, "id", new_id())
+            return named
         return self

@@ -3,7 +3,8 @@
 | module | commands |
 |---|---|
 | `demo`, `replay` | the main job, on processes of `quota.fleet` (`work`: what those do) |
-| `server` | up, down, migrate, sql |
+| `server`, `service` | up, down, serve, migrate, sql |
+| `access` | key, token |
 | `admin` | tenant, unit, subject, limit, tier |
 | `prices`, `pools` | price, pool |
 | `ledger` | reserve, settle, release, balance, holds, ledger, reap, check, repair |
@@ -22,7 +23,7 @@ from collections.abc import Sequence
 import click
 
 import quota
-from quota.cli import admin, ledger, pools, prices, server
+from quota.cli import access, admin, ledger, pools, prices, server, service
 from quota.cli.demo import demo
 from quota.cli.failures import EXIT_CODES, PIPE_CLOSED, PipeClosed, debugging, explained
 from quota.cli.help import Sections, examples
@@ -52,7 +53,7 @@ def cli() -> None:
     See what is left:   quota balance team:a
 
     Without a database at hand, quota starts a PostgreSQL of its own for as long as a command runs (`quota up` keeps it
-    running). QUOTA_DATABASE_URL or --database-url names another one; run `quota migrate` on it first.
+    running, with the HTTP API). QUOTA_DATABASE_URL or --database-url names another one; `quota migrate` it first.
 
     Every command takes --json: one JSON document, or for lists one JSON object per line; amounts are exact strings.
     """
@@ -71,8 +72,18 @@ def completion(shell: str) -> None:
 
 _SECTIONS: dict[str, tuple[click.Command, ...]] = {
     "See it work": (demo, replay),
-    "The server": (server.up, server.down, server.migrate, server.sql),
-    "Set up": (admin.subject, admin.limit, admin.tier, admin.tenant, admin.unit, prices.price, pools.pool),
+    "The server": (service.up, server.down, service.serve, server.migrate, server.sql),
+    "Set up": (
+        access.key,
+        admin.subject,
+        admin.limit,
+        admin.tier,
+        admin.tenant,
+        admin.unit,
+        prices.price,
+        pools.pool,
+        access.token,
+    ),
     "Spend": (ledger.reserve, ledger.settle, ledger.release),
     "Look and prove": (ledger.balance, ledger.holds, ledger.ledger, ledger.reap, ledger.check, ledger.repair),
     "Shell": (completion,),

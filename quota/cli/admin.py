@@ -16,13 +16,12 @@ from quota.calls import (
     MoveSubject,
     RemoveLimit,
     RetireSubject,
-    RetireTier,
     SetLimit,
-    SetRateTier,
     SetTierLimit,
     Unfreeze,
+    views,
 )
-from quota.cli import views
+from quota.cli.desk import Desk, with_desk
 from quota.cli.help import Ordered, examples
 from quota.cli.params import AMOUNT, CAPACITY, UNLIMITED
 from quota.cli.screen import number, when
@@ -331,27 +330,27 @@ def tier() -> None:
 
 
 @tier.command("list", epilog=examples("quota tier list"))
-@with_store
-def tier_list(session: Session) -> None:
+@with_desk
+def tier_list(desk: Desk) -> None:
     """List the tiers that the tenant sees; its own override built-in ones of the same name limit by limit."""
-    rows = session.call(views.tiers(session.tenant))
+    rows = desk.tiers()
     columns = {
         "tier": [row["tier"] + (" (retired)" if row["retired"] else "") for row in rows],
         "of": [row["tenant"] or "all" for row in rows],
         **_definition_columns(rows, "limit_name"),
     }
-    session.screen.rows(rows, columns, "no tiers")
+    desk.screen.rows(rows, columns, "no tiers")
 
 
 @tier.command("set", epilog=examples("quota tier set key:42 extended"))
 @click.argument("key", metavar="SUBJECT")
 @click.argument("name", metavar="TIER")
-@with_store
-def tier_set(session: Session, key: str, name: str) -> None:
+@with_desk
+def tier_set(desk: Desk, key: str, name: str) -> None:
     """Move a key to a tier, from its next reservation on; usage stays."""
-    session.call(SetRateTier(key, name, session.tenant))
-    session.screen.document({"subject": key, "rate_tier": name})
-    session.screen.line(f"subject {key} is {name} now")
+    desk.set_tier(key, name)
+    desk.screen.document({"subject": key, "rate_tier": name})
+    desk.screen.line(f"subject {key} is {name} now")
 
 
 _BUILTIN = click.option("--builtin", is_flag=True, help="The built-in tier that all tenants see, not the tenant's own.")
@@ -378,9 +377,9 @@ _BUILTIN = click.option("--builtin", is_flag=True, help="The built-in tier that 
 @click.option("--refill-per-s", type=AMOUNT, help="Of a bucket: what it regains each second.")
 @click.option("--period", help="Of a budget: day, week, month, or such as '1 hour'. [default: lifetime]")
 @_BUILTIN
-@with_store
+@with_desk
 def tier_limit(
-    session: Session,
+    desk: Desk,
     name: str,
     limit_name: str,
     unit_name: str,
@@ -391,19 +390,19 @@ def tier_limit(
     builtin: bool,
 ) -> None:
     """Set a limit of a tier; its first one makes the tier."""
-    owner = None if builtin else session.tenant
+    owner = None if builtin else desk.tenant
     call = SetTierLimit(name, limit_name, unit_name, kind, _capacity(capacity), refill_per_s, period, owner)
-    session.call(call)
-    session.screen.document(call)
-    session.screen.line(f"limit {limit_name} of tier {name}: {_shown(capacity)} {unit_name}, {period or kind}")
+    desk.set_tier_limit(call)
+    desk.screen.document(call)
+    desk.screen.line(f"limit {limit_name} of tier {name}: {_shown(capacity)} {unit_name}, {period or kind}")
 
 
 @tier.command("retire", epilog=examples("quota tier retire gold"))
 @click.argument("name", metavar="TIER")
 @_BUILTIN
-@with_store
-def tier_retire(session: Session, name: str, builtin: bool) -> None:
+@with_desk
+def tier_retire(desk: Desk, name: str, builtin: bool) -> None:
     """End a tier: who has it acts as basic, usage stays."""
-    session.call(RetireTier(name, None if builtin else session.tenant))
-    session.screen.document({"tier": name, "retired": True})
-    session.screen.line(f"tier {name} retired; its keys act as basic")
+    desk.retire_tier(name, builtin)
+    desk.screen.document({"tier": name, "retired": True})
+    desk.screen.line(f"tier {name} retired; its keys act as basic")

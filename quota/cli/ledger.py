@@ -22,8 +22,8 @@ from quota.calls import (
     Reservation,
     Reserve,
     Settle,
+    views,
 )
-from quota.cli import views
 from quota.cli.failures import REFUSED
 from quota.cli.help import examples
 from quota.cli.params import AMOUNT, DETAILS, DURATION, costs_of
@@ -185,7 +185,10 @@ def balance(session: Session, subject: str) -> None:
 @click.option("--max", "most", type=_MOST, default=1000, show_default=True, help="At most so many.")
 @with_store
 def holds(session: Session, subject: str | None, overdue: bool, most: int) -> None:
-    """List open holds, those that expire first in front."""
+    """List open holds, those that expire first in front.
+
+    A lease of a process shows what it strands: held for calls to come, and charged if the process dies.
+    """
     rows = session.call(views.holds(session.tenant, subject, overdue=overdue, most=most))
     columns = {
         "reservation": [str(row["reservation"]) for row in rows],
@@ -194,7 +197,14 @@ def holds(session: Session, subject: str | None, overdue: bool, most: int) -> No
         "booked": [_amounts(row["booked"]) for row in rows],
         "expires": [when(row["expires_at"]) + (" overdue" if row["overdue"] else "") for row in rows],
     }
+    if any(row["lease"] for row in rows):
+        columns["stranded"] = [_amounts(row["stranded"]) for row in rows]
+        columns["lease of"] = [_owner(row["lease"]) for row in rows]
     session.screen.rows(rows, columns, "no open holds")
+
+
+def _owner(lease: dict[str, Any] | None) -> str:
+    return "-" if lease is None else f"{lease.get('host', '?')}:{lease.get('pid', '?')}"
 
 
 def _amounts(by_unit: dict[str, Any] | None) -> str:
@@ -240,7 +250,7 @@ def ledger(session: Session, subject: str | None, reservation: object | None, mo
 )
 @click.option("--every", type=DURATION, help="Go on, with this pause, until SIGTERM or Ctrl-C.")
 @click.option(
-    "--max", "batch", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Holds per transaction."
+    "--max", "batch", type=click.IntRange(1, 100_000), default=100, show_default=True, help="Holds per transaction."
 )
 @click.option("--tenant", metavar="NAME", help="Only this tenant's holds. [default: all tenants']")
 @click.option(

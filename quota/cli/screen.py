@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import click
 
-__all__ = ["Screen", "number", "plain", "when"]
+from quota.http.values import plain
+
+__all__ = ["Screen", "number", "when"]
 
 _AMOUNT = re.compile(r"-|unlimited|\$?\d+(\.\d+)?")
 
@@ -28,23 +27,6 @@ def number(value: Decimal | None, nothing: str = "-") -> str:
 def when(value: datetime | None, nothing: str = "-") -> str:
     """Returns a time to the second, in UTC; `nothing` for None."""
     return nothing if value is None else f"{value:%Y-%m-%d %H:%M:%S}Z"
-
-
-def plain(value: object) -> Any:
-    """Returns what JSON can say: amounts and ids as strings, times as ISO 8601, dataclasses as objects."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, Decimal):
-        return format(value, "f")
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, UUID | Path):
-        return str(value)
-    return value
 
 
 class Screen:

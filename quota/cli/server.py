@@ -1,8 +1,7 @@
-"""The server and its schema: up, down, migrate, sql."""
+"""The server and its schema: down, migrate, sql. What runs on it: `service`."""
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 
@@ -11,72 +10,37 @@ import click
 from quota import sql as engine
 from quota.cli.help import examples
 from quota.cli.screen import Screen
-from quota.cli.store import Target, client_of, json_option, migrate_to, revision_of, running, target_options
+from quota.cli.store import Target, client_of, json_option, revision_of, running, target_options
 from quota.config import ConfigError
 
-__all__ = ["down", "migrate", "sql", "up"]
+__all__ = ["DATA", "down", "embedded_target", "migrate", "sql"]
 
-_DATA = click.option(
+DATA = click.option(
     "--data",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Its folder. [default: QUOTA_DATA_DIR, else your data folder]",
+    help="Its folder. [default: QUOTADATA_DIR, else your data folder]",
 )
 
 
-def _embedded_target(data: Path | None) -> Target:
+def embedded_target(data: Path | None) -> Target:
     target = Target.of(None, data)
     if not target.embedded:
         raise ConfigError(
-            f"QUOTA_DATABASE_URL: {target.shown} is not quota's to start or stop; unset it, or give --data DIR"
+            f"QUOTADATABASE_URL: {target.shown} is not quota's to start or stop; unset it, or give --data DIR"
         )
     if sys.platform == "win32":
-        raise ConfigError("the embedded server needs Linux or macOS; set QUOTA_DATABASE_URL to a running server")
+        raise ConfigError("the embedded server needs Linux or macOS; set QUOTADATABASE_URL to a running server")
     return target
 
 
-@click.command(epilog=examples("quota up", "quota up --port 0", "quota down"))
-@_DATA
-@click.option("--port", type=click.IntRange(0, 65535), help="Also listen on this port of 127.0.0.1; 0 chooses one.")
-@json_option
-def up(data: Path | None, port: int | None, as_json: bool) -> None:
-    """Start the embedded server and leave it running.
-
-    Its schema is brought to this release. Shows how to connect from psql and from programs.
-    """
-    target, screen = _embedded_target(data), Screen(as_json)
-    from quota import migrate as migrations
-    from quota.embedded import EmbeddedServer, start_detached
-
-    folder = target.settings.data_dir
-    start_detached(folder, tcp_port=port)
-    with EmbeddedServer(folder) as server:
-        before = migrations.current(server.url)
-        if before != migrations.head() and (before is None or before in migrations.revisions()):
-            migrate_to(server.url, "head", screen.note)
-        migrations.require_head(server.url)
-        tcp_url = server.tcp_url if port is not None else None
-        answer = {"data": folder, "url": server.url, "version": server.version, "revision": migrations.head()}
-        if tcp_url is not None:
-            answer |= {"tcp_url": re.sub(":[^:@]*@", "@", tcp_url), "password_file": folder / "password"}
-    screen.document(answer)
-    screen.line(f"PostgreSQL {answer['version']} is up in {folder}, schema {answer['revision']}")
-    screen.line(f"  url:   {answer['url']}")
-    if "tcp_url" in answer:
-        screen.line(f"  tcp:   {answer['tcp_url']} (password in {answer['password_file']})")
-    screen.line(f'  psql:  psql "{answer["url"]}"')
-    given = f" --data {folder}" if data is not None else ""
-    screen.line(f"  quota: quota balance key:42{given}, and every other command")
-    screen.line(f"  stop:  quota down{given}")
-
-
 @click.command(epilog=examples("quota down", "quota down --force"))
-@_DATA
+@DATA
 @click.option("--force", is_flag=True, help="At once, under its users; nothing committed is lost.")
 @json_option
 def down(data: Path | None, force: bool, as_json: bool) -> None:
     """Stop the embedded server; its data stays."""
-    target, screen = _embedded_target(data), Screen(as_json)
+    target, screen = embedded_target(data), Screen(as_json)
     from quota.embedded import status, stop_server
 
     folder = target.settings.data_dir
@@ -178,7 +142,7 @@ def _migrate(target: Target, screen: Screen, revision: str, *, show: bool, back:
     if back and not is_older:
         raise click.UsageError(f"--down: {goal} is not older than {before or 'none'}; leave it out")
     if goal != before:
-        migrate_to(target.url, goal, screen.note, down=back)
+        (migrations.downgrade if back else migrations.upgrade)(target.url, goal, report=screen.note)
         screen.line(f"now at {'none' if goal == 'base' else goal}")
     after = None if goal == "base" else goal
     screen.document({"before": before, "current": after, "head": head, "at_head": after == head})
@@ -191,7 +155,7 @@ def _migrate(target: Target, screen: Screen, revision: str, *, show: bool, back:
 def sql(name: str | None, everything: bool, as_json: bool) -> None:
     """Read the engine: its SQL files, or one of them.
 
-    Needs no server. For a prompt on the data there is psql; `quota up` prints how to connect.
+    Needs no server. For a prompt on the data there is psql; `quota up --detach` prints how to connect.
     """
     screen = Screen(as_json)
     chosen = engine.FILES if name is None else (name,)

@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import click
-import psycopg
 
 import quota
-from quota.calls import Call
-from quota.cli import views
+from quota.calls import Call, views
 from quota.cli.screen import Screen
 from quota.client import Client
 from quota.config import ConfigError, Settings, redact_url
@@ -25,7 +23,6 @@ __all__ = [
     "Session",
     "Target",
     "json_option",
-    "migrate_to",
     "revision_of",
     "target_options",
     "with_server",
@@ -35,12 +32,9 @@ __all__ = [
 A = TypeVar("A")
 P = ParamSpec("P")
 
-_CONNECT_S = 10
 _AWAY = (
     "Start it, correct QUOTA_DATABASE_URL, or unset it for the embedded server; QUOTA_TIMEOUT_S sets how long to wait"
 )
-# Two migrations of one database at a time would get in each other's way: "quota" in ASCII.
-_MIGRATION_LOCK = 0x71756F7461
 
 
 @dataclass(frozen=True)
@@ -187,29 +181,9 @@ def _require_schema(target: Target, client: Client, screen: Screen) -> None:
     assert target.url is not None
     if target.embedded and (found is None or found in migrate.revisions()):
         screen.note(f"quota: {target.shown}: schema brought from {found or 'none'} to {needed}")
-        migrate_to(target.url, "head", screen.note)
+        migrate.upgrade(target.url, report=screen.note)
         return
     migrate.require_head(target.url)
-
-
-def migrate_to(url: str, revision: str, report: Callable[[str], None], *, down: bool = False) -> None:
-    """Brings a database to a revision, one process at a time.
-
-    Arguments:
-        url: a direct connection, not through a pooler in transaction mode.
-        revision: the revision, or `head`.
-        report: told of locks that were waited for.
-        down: the revision is an older one.
-    """
-    from quota import migrate
-
-    try:
-        guard = psycopg.connect(url, autocommit=True, connect_timeout=_CONNECT_S, application_name="quota migrate")
-    except psycopg.OperationalError as error:
-        raise Unavailable(f"{redact_url(url)}: {error}") from error
-    with guard:
-        guard.execute("SELECT pg_advisory_lock(%s)", [_MIGRATION_LOCK])
-        (migrate.downgrade if down else migrate.upgrade)(url, revision, report=report)
 
 
 # -- the options every command has ----------------------------------------------------------------------------------

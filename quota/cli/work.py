@@ -23,8 +23,8 @@ from quota.calls import (
     Reservation,
     SetLimit,
     Violation,
+    views,
 )
-from quota.cli import views
 from quota.client import Client
 from quota.costs.prices import Price
 from quota.costs.tokens import HoldFormula, QuotaTokens, Usage

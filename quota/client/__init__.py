@@ -16,7 +16,9 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Hashable, Iterator
+from concurrent import futures
+from contextlib import contextmanager
 from decimal import Decimal
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
@@ -27,14 +29,15 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolClosed, PoolTi
 
 from quota.calls import Call, Reservation, Reserve
 from quota.client import verbs
-from quota.client.attempts import Execute, NoConnection, Pause, Plan, Result
+from quota.client.attempts import Execute, Join, NoConnection, Plan, Result, Wait
 from quota.client.connections import AsyncBoundConnection, BoundConnection, is_stale
 from quota.client.core import Core
 from quota.client.holds import AsyncHold, Hold
-from quota.client.transactions import run, run_async
+from quota.client.transactions import Do, run, run_async, transact
 from quota.client.verbs import awaited, blocking
+from quota.client.waiting import AsyncBell, ThreadBell, Threads
 
-__all__ = ["AsyncClient", "AsyncHold", "Client", "Hold", "run", "run_async"]
+__all__ = ["AsyncClient", "AsyncHold", "Client", "Do", "Hold", "run", "run_async"]
 
 logger = logging.getLogger("quota.client")
 
@@ -59,6 +62,13 @@ def _held(
     return hold
 
 
+def _keep(task: asyncio.Task[None], tasks: set[asyncio.Task[None]]) -> asyncio.Task[None]:
+    """Keeps a task until it is done: a loop has only weak references to its own."""
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task
+
+
 class Client(Core):
     """The ledger, for threads. Thread-safe, and safe after a fork: every process opens connections of its own.
 
@@ -75,6 +85,12 @@ class Client(Core):
         retries: how often a call may be repeated: serialization failures, deadlocks, lost connections. The id stays the
             same, so nothing is booked twice.
         application_name: how the server lists the sessions, unless the URL says otherwise.
+        coalesce: gather concurrent reserves, settles and releases into batches: far more of them on one hot budget. See
+            `docs/operating.md`. Nothing of what a call means changes, but that a reserve whose caller has left by its
+            deadline or a cancellation cannot be called back; the hold is released when it turns out granted. (An
+            exception is an id of the caller's own after its deadline: ask for the same id again, or let it expire.)
+        batches_in_flight: most batches under way at a time; each takes a connection.
+        batch_max: most calls in a batch, at most 10,000.
 
     Errors: `ConfigError` for arguments that cannot mean anything, or no URL. The first call connects, nothing before.
     A call never takes much longer than its deadline, even when the server accepts and never answers.
@@ -84,6 +100,15 @@ class Client(Core):
         pool = ConnectionPool(self._url, connection_class=BoundConnection, **self._pool_options)
         pool.open()
         return pool
+
+    def _new_bell(self) -> ThreadBell:
+        return ThreadBell()
+
+    def _new_workers(self) -> Threads:
+        return Threads(self.drive)
+
+    def _start(self, plan: Plan[None]) -> None:
+        self._workers.get().start(plan)
 
     def call(self, call: Call[A], *, timeout_s: Decimal | float | None = None) -> A:
         """Carries out any value of `quota.calls`; returns its answer. `timeout_s`: its own deadline in seconds."""
@@ -110,10 +135,14 @@ class Client(Core):
             while True:
                 result: Result | None = None
                 try:
-                    if isinstance(step, Pause):
-                        time.sleep(step.seconds)
-                    else:
+                    if isinstance(step, Join):
+                        futures.wait([step.other], timeout=max(0.0, step.deadline_s - time.monotonic()))
+                    elif isinstance(step, Execute):
                         result = self._execute(step)
+                    elif isinstance(step, Wait):
+                        step.bell.wait(step.until_s)
+                    else:
+                        time.sleep(step.seconds)
                 except BaseException as error:  # the plan decides about every one
                     step = plan.throw(error)
                 else:
@@ -122,14 +151,34 @@ class Client(Core):
             answer: A = stop.value
             return answer
 
+    def transact(self, work: Callable[[Do], A], *, timeout_s: Decimal | float | None = None) -> A:
+        """Carries out several calls in one transaction: all of them take effect, or none.
+
+        Arguments:
+            work: given a function that carries out a call and returns its answer. After a serialization failure or a
+                deadlock it runs again, so it must do nothing else that counts.
+            timeout_s: deadline in seconds; None: the client's.
+
+        Result: what `work` returns. Errors: what `work` raises, the `Misuse` that the database names, `Unavailable`.
+        """
+        if self._closed:
+            raise RuntimeError("this client is closed")
+        seconds = self.timeout_s if timeout_s is None else float(timeout_s)
+        return transact(self._borrowed, work, timeout_s=seconds, retries=self.retries)
+
     def _execute(self, step: Execute) -> Result:
-        pool: ConnectionPool[BoundConnection] = self._pools.get()
-        connection = self._take(pool, step.deadline_s)
-        try:
-            connection.deadline_s = step.deadline_s
-            connection.warnings.clear()
+        with self._borrowed(step.deadline_s) as connection:
             rows = connection.execute(step.statement, step.parameters, binary=True).fetchall()
             return Result(list(rows), list(connection.warnings))
+
+    @contextmanager
+    def _borrowed(self, deadline_s: float) -> Iterator[BoundConnection]:
+        pool: ConnectionPool[BoundConnection] = self._pools.get()
+        connection = self._take(pool, deadline_s)
+        try:
+            connection.deadline_s = deadline_s
+            connection.warnings.clear()
+            yield connection
         finally:
             if connection.pgconn.transaction_status == TransactionStatus.ACTIVE:
                 threading.Thread(target=self._abandon, args=(pool, connection), daemon=True).start()
@@ -158,8 +207,14 @@ class Client(Core):
             pool.putconn(connection)
 
     def close(self) -> None:
-        """Closes this process's connections. Calls after it are a `RuntimeError`."""
+        """Closes this process's connections. Calls after it are a `RuntimeError`.
+
+        A coalescing client answers first, for `timeout_s` at most, whoever waits.
+        """
         self._closed = True
+        workers: Threads | None = self._workers.pop()
+        if workers is not None:
+            workers.close(self.timeout_s)
         pool: ConnectionPool[BoundConnection] | None = self._pools.pop()
         if pool is not None:
             pool.close(timeout=self.timeout_s)
@@ -181,6 +236,19 @@ class AsyncClient(Core):
 
     def _new_pool(self) -> AsyncConnectionPool[AsyncBoundConnection]:
         return AsyncConnectionPool(self._url, connection_class=AsyncBoundConnection, **self._pool_options)
+
+    def _new_bell(self) -> AsyncBell:
+        return AsyncBell()
+
+    def _new_workers(self) -> set[asyncio.Task[None]]:
+        return set()
+
+    def _start(self, plan: Plan[None]) -> None:
+        loop = asyncio.get_running_loop()
+        _keep(loop.create_task(self.drive(plan)), self._workers.get(loop))
+
+    def _scope(self) -> Hashable:
+        return asyncio.get_running_loop()
 
     async def call(self, call: Call[A], *, timeout_s: Decimal | float | None = None) -> A:
         """Carries out any value of `quota.calls`; returns its answer. `timeout_s`: its own deadline in seconds."""
@@ -207,10 +275,16 @@ class AsyncClient(Core):
             while True:
                 result: Result | None = None
                 try:
-                    if isinstance(step, Pause):
-                        await asyncio.sleep(step.seconds)
-                    else:
+                    if isinstance(step, Join):
+                        # wait, not wait_for: who is cancelled here must not cancel what others wait for too.
+                        other = asyncio.wrap_future(step.other)
+                        await asyncio.wait([other], timeout=max(0.0, step.deadline_s - time.monotonic()))
+                    elif isinstance(step, Execute):
                         result = await self._execute(step)
+                    elif isinstance(step, Wait):
+                        await step.bell.wait(step.until_s)
+                    else:
+                        await asyncio.sleep(step.seconds)
                 except BaseException as error:  # the plan decides about every one
                     step = plan.throw(error)
                 else:
@@ -258,14 +332,17 @@ class AsyncClient(Core):
             await pool.putconn(connection)
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._background.add(task)  # the loop itself keeps only weak references
-        task.add_done_callback(self._background.discard)
-        return task
+        return _keep(asyncio.get_running_loop().create_task(work), self._background)
 
     async def close(self) -> None:
-        """Closes this loop's connections. Calls after it are a `RuntimeError`."""
+        """Closes this loop's connections. Calls after it are a `RuntimeError`.
+
+        A coalescing client answers first, for `timeout_s` at most, whoever waits.
+        """
         self._closed = True
+        workers: set[asyncio.Task[None]] | None = self._workers.pop(asyncio.get_running_loop())
+        if workers:
+            await asyncio.wait(set(workers), timeout=self.timeout_s)
         pool: AsyncConnectionPool[AsyncBoundConnection] | None = self._pools.pop(asyncio.get_running_loop())
         if self._background:
             await asyncio.wait(set(self._background), timeout=_CANCEL_S)

@@ -10,6 +10,7 @@ import logging
 import random
 import time
 from collections.abc import Generator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,7 +19,7 @@ import psycopg
 from quota.calls import Call, Row
 from quota.errors import Fate, QuotaError, Unavailable, fate, from_database_error
 
-__all__ = ["Execute", "NoConnection", "Pause", "Plan", "Result", "TooLate", "attempts"]
+__all__ = ["Execute", "Join", "NoConnection", "Pause", "Plan", "Result", "TooLate", "Wait", "attempts", "pause_s"]
 
 logger = logging.getLogger("quota.client")
 
@@ -47,6 +48,22 @@ class Pause:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Step: wait until the bell has rung, at the longest until `until_s` (of `time.monotonic`)."""
+
+    bell: Any
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Step: wait until somebody else is done, or until `deadline_s` (of `time.monotonic`), whatever came of it."""
+
+    other: Future[None]
+    deadline_s: float
+
+
 class Result(NamedTuple):
     """What came of `Execute`: the rows, and the warnings that the server sent along."""
 
@@ -54,7 +71,7 @@ class Result(NamedTuple):
     warnings: list[str]
 
 
-Plan = Generator[Execute | Pause, Any, A]
+Plan = Generator[Execute | Pause | Wait | Join, Any, A]
 """Steps to an answer."""
 
 
@@ -66,20 +83,21 @@ class TooLate(psycopg.OperationalError):
     """The deadline passed while the statement was under way."""
 
 
-def attempts(call: Call[A], *, timeout_s: float, retries: int) -> Plan[A]:
+def attempts(call: Call[A], *, timeout_s: float, retries: int, deadline_s: float | None = None) -> Plan[A]:
     """Plans one call.
 
     Arguments:
         call: the call; it has its id already, so that every attempt is the same request.
         timeout_s: for everything together: waiting for a connection, connecting, executing, pausing, retrying.
         retries: how often it may be repeated.
+        deadline_s: when the time is over (of `time.monotonic`), if it began to run earlier than now.
 
     Result: the plan of its answer. Repeated with full jitter: serialization failures and deadlocks; and, if the call is
     repeatable, results in doubt: a lost connection, or a warning on a write (a commit whose wait for a standby was
     cancelled is acknowledged with nothing but a warning).
     Errors: whatever `Misuse` the database reports; `Unavailable` when time or retries have run out.
     """
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s = time.monotonic() + timeout_s if deadline_s is None else deadline_s
     step = Execute(call.statement, call.parameters(), deadline_s)
     in_doubt = False
     for attempt in range(retries + 1):
@@ -100,12 +118,17 @@ def attempts(call: Call[A], *, timeout_s: float, retries: int) -> Plan[A]:
             in_doubt, problem = True, "; ".join(result.warnings)
         if in_doubt and not call.repeatable:
             raise Unavailable(f"{_what(call)}: the outcome is unknown: {problem}", True)
-        pause_s = _random.uniform(0, min(_PAUSE_MAX_S, _PAUSE_S * 2**attempt))
-        if attempt == retries or time.monotonic() + pause_s >= deadline_s:
+        seconds = pause_s(attempt)
+        if attempt == retries or time.monotonic() + seconds >= deadline_s:
             break
         logger.info("%s: repeated (attempt %d failed: %s)", _what(call), attempt + 1, problem)
-        yield Pause(pause_s)
+        yield Pause(seconds)
     raise Unavailable(f"{_what(call)}: given up after {attempt + 1} attempts: {problem}", in_doubt)
+
+
+def pause_s(attempt: int) -> float:
+    """Returns how long to wait after the attempt of that number (from 0), in seconds: full jitter."""
+    return _random.uniform(0, min(_PAUSE_MAX_S, _PAUSE_S * 2**attempt))
 
 
 def _raise_if_final(call: Call[Any], error: psycopg.Error, what_is_known: Fate, in_doubt: bool) -> None:

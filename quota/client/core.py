@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
+from collections.abc import Hashable
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, TypeVar, cast
@@ -14,6 +15,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from quota.calls import (
+    BATCH_MAX,
     FAIL_OPEN,
     Adjust,
     Call,
@@ -26,7 +28,9 @@ from quota.calls import (
     Settlement,
 )
 from quota.client.attempts import Plan, attempts
+from quota.client.coalescing import MANY, Batches, Coalescer
 from quota.client.connections import Failures, PerProcess, pool_options
+from quota.client.waiting import Bell
 from quota.config import ConfigError, Settings, redact_url
 from quota.errors import Unavailable
 from quota.ids import uuid7
@@ -55,6 +59,9 @@ class Core:
         fail_open: bool = False,
         retries: int = 3,
         application_name: str = "quota",
+        coalesce: bool = False,
+        batches_in_flight: int = 2,
+        batch_max: int = 500,
     ) -> None:
         if not 0 < float(timeout_s) <= 3600:
             raise ConfigError(f"timeout_s: {timeout_s} is not more than 0 and at most 3600; give seconds, such as 2")
@@ -62,6 +69,10 @@ class Core:
             raise ConfigError(f"pool_max: {pool_max} is less than 1; give the number of connections, such as 8")
         if retries < 0:
             raise ConfigError(f"retries: {retries} is negative; give how often a call may be repeated, such as 3")
+        if batches_in_flight < 1:
+            raise ConfigError(f"batches_in_flight: {batches_in_flight} is less than 1; give a small number, such as 2")
+        if not 1 <= batch_max <= BATCH_MAX:
+            raise ConfigError(f"batch_max: {batch_max} is not 1 to {BATCH_MAX}; give the most calls in a batch")
         self.tenant = tenant
         self.timeout_s = float(timeout_s)
         self.retries = retries
@@ -76,6 +87,10 @@ class Core:
             timeout_s=self.timeout_s,
         )
         self._pools: PerProcess[Any] = PerProcess(self._new_pool)
+        self._coalesce = coalesce
+        self._batch_settings = {"batches_in_flight": batches_in_flight, "batch_max": batch_max}
+        self._workers: PerProcess[Any] = PerProcess(self._new_workers)
+        self._coalescers: PerProcess[Coalescer] = PerProcess(self._new_coalescer)
         self._background: set[Any] = set()
         self._closed = False
         self._bypasses = 0
@@ -84,6 +99,29 @@ class Core:
 
     def _new_pool(self) -> Any:
         raise NotImplementedError
+
+    def _new_bell(self) -> Bell:
+        raise NotImplementedError
+
+    def _new_workers(self) -> Any:
+        raise NotImplementedError
+
+    def _start(self, plan: Plan[None]) -> None:
+        """Has a plan carried out beside whoever calls."""
+        raise NotImplementedError
+
+    def _new_coalescer(self) -> Coalescer:
+        return Coalescer(
+            start=self._start,
+            new_bell=self._new_bell,
+            retries=self.retries,
+            timeout_s=self.timeout_s,
+            **self._batch_settings,
+        )
+
+    def _scope(self) -> Hashable:
+        """Within a process, whose connections and batches are meant."""
+        return None
 
     @classmethod
     def settings_of(cls, settings: Settings) -> dict[str, Any]:
@@ -98,32 +136,64 @@ class Core:
         }
 
     @property
+    def closed(self) -> bool:
+        """True when `close` was called: every call after it is a `RuntimeError`."""
+        return self._closed
+
+    @property
     def bypasses(self) -> int:
         """How many reservations passed unchecked because the database was away (`fail_open`)."""
         return self._bypasses
 
-    def plan(self, call: Call[A], timeout_s: Decimal | float | None = None) -> Plan[A]:
+    @property
+    def batches(self) -> Batches:
+        """What a coalescing client has sent so far, in this process (or, asynchronous, in the running loop)."""
+        return self._coalescers.get(self._scope()).batches
+
+    def plan(self, call: Call[A], timeout_s: Decimal | float | None = None, *, id_is_ours: bool = False) -> Plan[A]:
         """Plans a call: with an id, a deadline, retries, and what `fail_open` makes of a database that is away.
 
         Arguments:
             call: any value of `quota.calls`.
             timeout_s: its deadline in seconds; None: the call's own, else the client's.
+            id_is_ours: the call's id was made here, and its user does not ask for it again.
         """
         if self._closed:
             raise RuntimeError("this client is closed")
-        call = call.identified(uuid7)
+        asked, call = call, call.identified(uuid7)
         if self._bypassed:
             answer = self._answer_for_bypassed(call)
             if answer is not None:
                 return cast("A", answer)
-        if timeout_s is None:
-            timeout_s = self.timeout_s if call.timeout_s is None else max(float(call.timeout_s), self.timeout_s)
         try:
-            return (yield from attempts(call, timeout_s=float(timeout_s), retries=self.retries))
+            if self._coalesce and type(call) in MANY:
+                coalescer = self._coalescers.get(self._scope())
+                ours = id_is_ours or call is not asked
+                seconds = self._deadline_of(call, timeout_s)
+                return (yield from coalescer.asking(call, timeout_s=seconds, id_is_ours=ours))
+            return (yield from self.ask(call, timeout_s))
         except Unavailable as error:
             if self.fail_open and isinstance(call, Reserve):
                 return cast("A", self._bypass(call, error))
             raise
+
+    def ask(self, call: Call[A], timeout_s: Decimal | float | None = None, retries: int | None = None) -> Plan[A]:
+        """Plans a call that only the database may answer, whatever `fail_open` says.
+
+        Arguments:
+            call: the call, with its id.
+            timeout_s: its deadline in seconds; None: the call's own, else the client's.
+            retries: how often it may be repeated; None: as the client is set.
+        """
+        if self._closed:
+            raise RuntimeError("this client is closed")
+        retries = self.retries if retries is None else retries
+        return (yield from attempts(call, timeout_s=self._deadline_of(call, timeout_s), retries=retries))
+
+    def _deadline_of(self, call: Call[Any], timeout_s: Decimal | float | None) -> float:
+        if timeout_s is not None:
+            return float(timeout_s)
+        return self.timeout_s if call.timeout_s is None else max(float(call.timeout_s), self.timeout_s)
 
     def _bypass(self, call: Reserve, error: Unavailable) -> Reservation:
         identity = UUID(str(call.id))

@@ -7,17 +7,14 @@ import logging
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 from uuid import UUID
 
 from quota.calls import Adjust, Call, Costs, Extend, Release, Released, Reservation, Reserve, Settle, Settlement
 from quota.client.attempts import Plan
 from quota.client.verbs import awaited, blocking
 from quota.errors import Unavailable
-
-if TYPE_CHECKING:
-    from quota.client import AsyncClient, Client
-    from quota.client.core import Core
+from quota.ids import uuid7
 
 __all__ = ["AsyncHold", "Hold"]
 
@@ -26,12 +23,34 @@ logger = logging.getLogger("quota.client")
 A = TypeVar("A")
 
 
+class Planner(Protocol):
+    """Whoever plans calls: a client, or a leased budget."""
+
+    def plan(self, call: Call[A], *, id_is_ours: bool = False) -> Plan[A]:
+        """Plans a call. `id_is_ours`: the call's id was made here, and its user does not ask for it again."""
+
+
+class Driver(Planner, Protocol):
+    """Who also carries plans out."""
+
+    def drive(self, plan: Plan[A]) -> A:
+        """Carries out a plan."""
+
+
+class AsyncDriver(Planner, Protocol):
+    """`Driver`, asynchronous."""
+
+    async def drive(self, plan: Plan[A]) -> A:
+        """Carries out a plan."""
+
+
 class _HoldCore:
     """The life of a hold, as plans. No I/O."""
 
-    def __init__(self, core: Core, reserve: Reserve) -> None:
+    def __init__(self, core: Planner, reserve: Reserve) -> None:
         self._core = core
-        self._reserve = reserve
+        self._id_is_ours = reserve.id is None
+        self._reserve = reserve.identified(uuid7)
         self._answer: Reservation | None = None
         self._sent = False
         self._closed = False
@@ -58,7 +77,7 @@ class _HoldCore:
         if self._answer is not None:
             raise RuntimeError("a hold is entered once; ask the client for a new one")
         try:
-            self._answer = yield from self._core.plan(self._reserve)
+            self._answer = yield from self._core.plan(self._reserve, id_is_ours=self._id_is_ours)
         except Exception:
             raise
         except BaseException:
@@ -140,7 +159,7 @@ class Hold(_HoldCore):
     exception of the work is never replaced: when closing fails on top of it, that is logged and noted on it.
     """
 
-    def __init__(self, client: Client, reserve: Reserve) -> None:
+    def __init__(self, client: Driver, reserve: Reserve) -> None:
         super().__init__(client, reserve)
         self._client = client
 
@@ -166,7 +185,7 @@ class Hold(_HoldCore):
 class AsyncHold(_HoldCore):
     """`Hold`, asynchronous, from `AsyncClient.hold`. A cancellation waits until the hold is closed (or out of time)."""
 
-    def __init__(self, client: AsyncClient, reserve: Reserve) -> None:
+    def __init__(self, client: AsyncDriver, reserve: Reserve) -> None:
         super().__init__(client, reserve)
         self._client = client
 

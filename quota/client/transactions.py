@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 import psycopg
 from psycopg.rows import dict_row
 
 from quota.calls import Call, Row
-from quota.errors import from_database_error
+from quota.client.attempts import NoConnection, pause_s
+from quota.errors import Fate, Unavailable, fate, from_database_error
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
     from sqlalchemy.orm import Session
 
-__all__ = ["run", "run_async"]
+__all__ = ["Do", "run", "run_async", "transact"]
 
 A = TypeVar("A")
+B = TypeVar("B")
+
+
+class Do(Protocol):
+    """Carries out a call in a transaction."""
+
+    def __call__(self, call: Call[B], /) -> B:
+        """Returns its answer."""
 
 
 def run(connection: psycopg.Connection[Any] | Connection | Session, call: Call[A]) -> A:
@@ -73,3 +85,39 @@ def _raise_ours(cause: BaseException | None, error: Exception) -> NoReturn:
     if ours is None:
         raise error
     raise ours from error
+
+
+def transact(
+    borrowed: Callable[[float], AbstractContextManager[psycopg.Connection[Any]]],
+    work: Callable[[Do], A],
+    *,
+    timeout_s: float,
+    retries: int,
+) -> A:
+    """The loop of `Client.transact`: `borrowed` lends a connection until a deadline (of `time.monotonic`)."""
+    deadline_s = time.monotonic() + timeout_s
+    attempt = 0
+    while True:
+        attempt += 1
+        committing = False
+        try:
+            with borrowed(deadline_s) as connection:
+                with connection.transaction():
+                    answer = work(lambda call: run(connection, call))
+                    committing = True
+                # A commit whose wait for a standby was cancelled is acknowledged with nothing but a warning.
+                warnings = getattr(connection, "warnings", [])
+            if warnings:
+                raise Unavailable(f"transaction: the outcome is unknown: {'; '.join(warnings)}", True)
+        except NoConnection as error:
+            raise Unavailable(f"transaction: no connection within {timeout_s:g} s: {error}") from error
+        except psycopg.Error as error:
+            known = fate(error)
+            again = known is Fate.ROLLED_BACK and attempt <= retries and time.monotonic() < deadline_s
+            if known is Fate.REJECTED:
+                raise
+            if not again:
+                raise Unavailable(f"transaction: {str(error).strip()}", committing) from error
+            time.sleep(pause_s(attempt))
+        else:
+            return answer

@@ -102,7 +102,7 @@ def reserve(
         subject,
         costs,
         ttl=ttl,
-        id=uuid7() if id is None else id,
+        id=id,
         also=also,
         headroom=headroom,
         on_expiry=on_expiry,

@@ -14,6 +14,8 @@ BEGIN
     SELECT array_agg(a) INTO stored
     FROM quota_internal.accounts a
     WHERE a.tenant = read_accounts.tenant AND a.subject = ANY (read_accounts.subjects);
+    -- What overdue holds return to a bucket is cut by the numbers that the account carries, and a tier may have changed since.
+    stored := quota_internal.with_present_numbers(coalesce(stored, '{}'), read_accounts.tenant);
     RETURN QUERY
     SELECT f.subject, f.limit_name, f.unit, f.kind, f.capacity, f.refill_per_s,
         CASE WHEN f.kind <> 'bucket' THEN coalesce(quota_internal.in_window(a.spent, a.window_end, at), 0) END,
@@ -24,7 +26,7 @@ BEGIN
         CASE WHEN a.window_end > at THEN a.window_start END,
         CASE WHEN a.window_end > at THEN a.window_end END
     FROM quota_internal.limits_in_force f
-    LEFT JOIN unnest(quota_internal.discount(coalesce(stored, '{}'), at)) a
+    LEFT JOIN unnest(quota_internal.discount(stored, at)) a
         ON a.subject = f.subject AND a.limit_name = f.limit_name
     WHERE f.tenant = read_accounts.tenant AND f.subject = ANY (read_accounts.subjects);
 END

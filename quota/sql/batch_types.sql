@@ -60,7 +60,7 @@ CREATE TYPE quota_internal.batch_request AS (
     amounts numeric[],       -- of the units; once its lines are known, of the lines
     held jsonb,
     id uuid,
-    first integer,           -- the position of the first request with the same id, itself if it is that
+    first integer,           -- the position of the first plain request with the same id
     ttl interval,
     headroom numeric,
     on_expiry text,

@@ -36,39 +36,43 @@ LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     version bigint;
+    definitions quota_internal.limits_in_force[];
 BEGIN
     PERFORM FROM quota_internal.subjects s
     WHERE s.tenant = bind.tenant AND s.name = ANY (bind.subjects)
     ORDER BY s.name FOR NO KEY UPDATE;
     -- Read before the definitions: should they change meanwhile, this number is the old one and the next caller binds anew.
     SELECT t.binding_version INTO version FROM quota_internal.tenants t WHERE t.name = bind.tenant;
+    definitions := ARRAY(
+        SELECT f FROM quota_internal.limits_in_force f
+        WHERE f.tenant = bind.tenant AND f.subject = ANY (bind.subjects)
+        ORDER BY f.subject, f.limit_name);
     INSERT INTO quota_internal.accounts
         (tenant, subject, limit_name, unit, kind, capacity, refill_per_s, period, time_zone, on_expiry, required, in_force,
          binding_version, level, level_at)
     SELECT f.tenant, f.subject, f.limit_name, f.unit, f.kind, f.capacity, f.refill_per_s, f.period, f.time_zone, f.on_expiry,
         f.required, true, version,
         CASE f.kind WHEN 'bucket' THEN f.capacity END, CASE f.kind WHEN 'bucket' THEN '-infinity'::timestamptz END
-    FROM quota_internal.limits_in_force f
-    WHERE f.tenant = bind.tenant AND f.subject = ANY (bind.subjects)
+    FROM unnest(definitions) f
     ORDER BY f.subject, f.limit_name
     ON CONFLICT (tenant, subject, limit_name) DO NOTHING;
     PERFORM FROM quota_internal.accounts a
     WHERE a.tenant = bind.tenant AND a.subject = ANY (bind.subjects)
     ORDER BY a.subject, a.limit_name FOR NO KEY UPDATE;
     UPDATE quota_internal.accounts a
-    SET capacity = CASE WHEN f.subject IS NULL THEN a.capacity ELSE f.capacity END,
+    SET capacity = f.capacity,
         refill_per_s = coalesce(f.refill_per_s, a.refill_per_s),
-        on_expiry = coalesce(f.on_expiry, a.on_expiry),
-        required = coalesce(f.required, a.required),
-        in_force = f.subject IS NOT NULL,
+        on_expiry = f.on_expiry,
+        required = f.required,
+        in_force = true,
         binding_version = version
-    FROM quota_internal.accounts b
-    -- Named subjects on both sides: else the view is evaluated for the whole tenant.
-    LEFT JOIN (
-        SELECT i.* FROM quota_internal.limits_in_force i WHERE i.tenant = bind.tenant AND i.subject = ANY (bind.subjects)
-    ) f ON f.subject = b.subject AND f.limit_name = b.limit_name
+    FROM unnest(definitions) f
+    WHERE a.tenant = bind.tenant AND a.subject = f.subject AND a.limit_name = f.limit_name;
+    UPDATE quota_internal.accounts a
+    SET in_force = false,
+        binding_version = version
     WHERE a.tenant = bind.tenant AND a.subject = ANY (bind.subjects)
-        AND b.tenant = bind.tenant AND b.subject = ANY (bind.subjects) AND b.id = a.id;
+        AND (a.subject, a.limit_name) NOT IN (SELECT f.subject, f.limit_name FROM unnest(definitions) f);
     UPDATE quota_internal.subjects s
     SET binding_version = version
     WHERE s.tenant = bind.tenant AND s.name = ANY (bind.subjects);
@@ -89,6 +93,25 @@ BEGIN
         capacity := a.capacity;
         refill_per_s := a.refill_per_s;
     END IF;
+END
+$$;
+
+-- Accounts with the numbers in force now, should a kind or a tier have changed since they were bound.
+CREATE OR REPLACE FUNCTION quota_internal.with_present_numbers(accounts quota_internal.accounts[], tenant text)
+RETURNS quota_internal.accounts[]
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    version bigint := (SELECT t.binding_version FROM quota_internal.tenants t WHERE t.name = with_present_numbers.tenant);
+    n record;
+BEGIN
+    FOR i IN 1 .. cardinality(accounts) LOOP
+        IF (accounts[i]).binding_version <> version THEN
+            n := quota_internal.numbers_in_force(accounts[i]);
+            accounts[i].capacity := n.capacity;
+            accounts[i].refill_per_s := n.refill_per_s;
+        END IF;
+    END LOOP;
+    RETURN accounts;
 END
 $$;
 

@@ -29,6 +29,9 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
         WHEN 'too_deep' THEN 'QT024'
         WHEN 'has_open_holds' THEN 'QT025'
         WHEN 'already_exists' THEN 'QT026'
+        WHEN 'unknown_key' THEN 'QT027'
+        WHEN 'unknown_token' THEN 'QT028'
+        WHEN 'revoked' THEN 'QT029'
         WHEN 'unpriced_model' THEN 'QT030'
         WHEN 'prices_overlap' THEN 'QT031'
     END

@@ -4,16 +4,15 @@
 -- together: every account is written once, holds and entries in one statement each. The others (late, partial, corrections, replays,
 -- errors) follow one by one, in order, by settle and release themselves.
 
--- Locks the reservations by id, then all their accounts in the one order; overdue holds are closed, as the reaper would.
+-- Locks the reservations by id; overdue holds are closed, as the reaper would. Returns the open ones, and the accounts of all.
 CREATE OR REPLACE FUNCTION quota_internal.lock_batch(
-    tenant text, ids uuid[], OUT open quota_internal.reservations[], OUT accs quota_internal.accounts[]
+    tenant text, ids uuid[], OUT open quota_internal.reservations[], OUT accounts bigint[]
 )
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     at timestamptz;
     due uuid[];
-    accounts bigint[];
 BEGIN
     IF NOT EXISTS (SELECT FROM quota_internal.tenants t WHERE t.name = lock_batch.tenant)
         OR EXISTS (SELECT FROM quota_internal.logins g WHERE g.role = session_user AND g.tenant <> lock_batch.tenant)
@@ -25,19 +24,16 @@ BEGIN
         WHERE r.tenant = lock_batch.tenant AND r.id = ANY (lock_batch.ids)
         ORDER BY r.id
         FOR NO KEY UPDATE);
-    open := ARRAY(SELECT r FROM unnest(open) r WHERE r.state = 'held');
     accounts := ARRAY(SELECT DISTINCT l.account FROM unnest(open) r CROSS JOIN LATERAL unnest(r.line_accounts) l(account));
+    IF EXISTS (SELECT FROM unnest(open) r WHERE r.state <> 'held') THEN
+        open := ARRAY(SELECT r FROM unnest(open) r WHERE r.state = 'held');
+    END IF;
     at := quota_internal.clock();
     due := ARRAY(SELECT r.id FROM unnest(open) r WHERE r.expires_at <= at);
     IF due <> '{}' THEN
         PERFORM quota_internal.expire(lock_batch.tenant, due, accounts);
         open := ARRAY(SELECT r FROM unnest(open) r WHERE r.expires_at > at);
     END IF;
-    accs := ARRAY(
-        SELECT a FROM quota_internal.accounts a
-        WHERE a.tenant = lock_batch.tenant AND a.id = ANY (accounts)
-        ORDER BY a.subject, a.limit_name
-        FOR NO KEY UPDATE);
 END
 $$;
 
@@ -91,15 +87,35 @@ BEGIN
 END
 $$;
 
+-- Accounts with their buckets at the present level, by the numbers in force.
+CREATE OR REPLACE FUNCTION quota_internal.refilled_accounts(accs quota_internal.accounts[], tenant text, at timestamptz)
+RETURNS quota_internal.accounts[]
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    a quota_internal.accounts;
+BEGIN
+    accs := quota_internal.with_present_numbers(accs, tenant);
+    FOR i IN 1 .. cardinality(accs) LOOP
+        a := accs[i];
+        IF a.kind = 'bucket' THEN
+            accs[i].level := quota_internal.refilled(a.level, a.level_at, a.capacity, a.refill_per_s, at);
+        END IF;
+    END LOOP;
+    RETURN accs;
+END
+$$;
+
+-- What the closings come to on each account.
 CREATE OR REPLACE FUNCTION quota_internal.batch_changes(
-    closings quota_internal.batch_closing[], accs quota_internal.accounts[], at timestamptz) RETURNS quota_internal.batch_change[]
+    closings quota_internal.batch_closing[], accs quota_internal.accounts[]
+) RETURNS quota_internal.batch_change[]
 LANGUAGE plpgsql STABLE SET enable_nestloop = off SET jit = off AS $$
 #variable_conflict use_column
 BEGIN
     RETURN ARRAY(
         SELECT ROW(a.id, x.freed, x.spent,
-            CASE WHEN a.kind = 'bucket' THEN quota_internal.clamp(f.level + x.given, f.capacity) END,
-            a.kind = 'bucket' AND x.gives > 0 AND x.takes > 0 AND (f.level + x.gives > f.capacity OR f.level < x.takes)
+            CASE WHEN a.kind = 'bucket' THEN quota_internal.clamp(a.level + x.given, a.capacity) END,
+            a.kind = 'bucket' AND x.gives > 0 AND x.takes > 0 AND (a.level + x.gives > a.capacity OR a.level < x.takes)
             )::quota_internal.batch_change
         FROM (
             SELECT l.account,
@@ -114,31 +130,17 @@ BEGIN
             JOIN unnest(accs) b ON b.id = l.account
             GROUP BY l.account
         ) x
-        JOIN unnest(accs) a ON a.id = x.account
-        LEFT JOIN LATERAL (
-            SELECT n.capacity, quota_internal.refilled(a.level, a.level_at, n.capacity, n.refill_per_s, at) AS level
-            FROM quota_internal.numbers_in_force(a) n
-            WHERE a.kind = 'bucket'
-        ) f ON true);
+        JOIN unnest(accs) a ON a.id = x.account);
 END
 $$;
 
--- Writes the closings: accounts, entries, reservations.
+-- Writes the closings of holds: their entries, then their rows.
 CREATE OR REPLACE FUNCTION quota_internal.batch_close(
-    tenant text, closings quota_internal.batch_closing[], changes quota_internal.batch_change[], at timestamptz
+    tenant text, closings quota_internal.batch_closing[], at timestamptz
 ) RETURNS void
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
-    UPDATE quota_internal.accounts a
-    SET spent = a.spent + n.spent,
-        reserved = a.reserved - n.freed,
-        level = n.level,
-        level_at = greatest(a.level_at, CASE a.kind WHEN 'bucket' THEN batch_close.at END),
-        earliest_expiry = CASE WHEN a.reserved = n.freed THEN 'infinity' ELSE a.earliest_expiry END
-    FROM unnest(changes) n
-    WHERE a.tenant = batch_close.tenant AND a.id = n.id;
-
     INSERT INTO quota_internal.entries
         (tenant, at, kind, reservation, subject, line_accounts, line_windows, line_amounts)
     SELECT batch_close.tenant, batch_close.at, 'settle', c.id, c.subject, c.accounts, c.windows, c.line_booked
@@ -171,26 +173,68 @@ BEGIN
 END
 $$;
 
--- Closes the plain members of a batch; returns what it closed. All rows and accounts are locked afterwards.
+-- Writes what the closings come to on their accounts, which are locked.
+CREATE OR REPLACE FUNCTION quota_internal.batch_return(
+    tenant text, changes quota_internal.batch_change[], at timestamptz
+) RETURNS void
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+    UPDATE quota_internal.accounts a
+    SET spent = a.spent + n.spent,
+        reserved = a.reserved - n.freed,
+        level = n.level,
+        level_at = greatest(a.level_at, CASE a.kind WHEN 'bucket' THEN batch_return.at END),
+        earliest_expiry = CASE WHEN a.reserved = n.freed THEN 'infinity' ELSE a.earliest_expiry END
+    FROM unnest(changes) n
+    WHERE a.tenant = batch_return.tenant AND a.id = n.id;
+END
+$$;
+
+-- Closes the plain members of a batch; returns what it closed. All rows and accounts are locked afterwards. The accounts, which
+-- everybody wants, are locked last and for a moment only, unless the order of the members may count for a bucket.
 CREATE OR REPLACE FUNCTION quota_internal.close_plain(
     tenant text, ids uuid[], costs jsonb[], finals boolean[], outcomes text[], details jsonb[], releases boolean
 ) RETURNS quota_internal.batch_closing[]
 LANGUAGE plpgsql AS $$
+#variable_conflict use_column
 DECLARE
-    locked record;
-    closings quota_internal.batch_closing[];
-    changes quota_internal.batch_change[];
+    locked record := quota_internal.lock_batch(tenant, ids);
+    accs quota_internal.accounts[] := ARRAY(
+        SELECT a FROM quota_internal.accounts a WHERE a.tenant = close_plain.tenant AND a.id = ANY (locked.accounts));
+    closings quota_internal.batch_closing[] := quota_internal.batch_closings(
+        locked.open, accs, ids, costs, finals, outcomes, details, releases);
     at timestamptz;
 BEGIN
-    locked := quota_internal.lock_batch(tenant, ids);
-    closings := quota_internal.batch_closings(locked.open, locked.accs, ids, costs, finals, outcomes, details, releases);
-    at := quota_internal.clock();
-    changes := quota_internal.batch_changes(closings, locked.accs, at);
-    IF EXISTS (SELECT FROM unnest(changes) x WHERE x.ordered) THEN
-        RETURN '{}';
+    IF EXISTS (SELECT FROM unnest(closings) c WHERE c.exceeds) AND EXISTS (SELECT FROM unnest(accs) a WHERE a.kind = 'bucket') THEN
+        accs := quota_internal.locked_accounts(tenant, locked.accounts);
+        at := quota_internal.clock();
+        IF EXISTS (
+            SELECT FROM unnest(quota_internal.batch_changes(closings, quota_internal.refilled_accounts(accs, tenant, at))) x
+            WHERE x.ordered)
+        THEN
+            RETURN '{}';
+        END IF;
     END IF;
-    PERFORM quota_internal.batch_close(tenant, closings, changes, at);
+    at := quota_internal.clock();
+    PERFORM quota_internal.batch_close(tenant, closings, at);
+    accs := quota_internal.locked_accounts(tenant, locked.accounts);
+    at := quota_internal.clock();
+    PERFORM quota_internal.batch_return(
+        tenant, quota_internal.batch_changes(closings, quota_internal.refilled_accounts(accs, tenant, at)), at);
     RETURN closings;
+END
+$$;
+
+-- Accounts, locked in the one order.
+CREATE OR REPLACE FUNCTION quota_internal.locked_accounts(tenant text, ids bigint[]) RETURNS quota_internal.accounts[]
+LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN ARRAY(
+        SELECT a FROM quota_internal.accounts a
+        WHERE a.tenant = locked_accounts.tenant AND a.id = ANY (locked_accounts.ids)
+        ORDER BY a.subject, a.limit_name
+        FOR NO KEY UPDATE);
 END
 $$;
 

@@ -4,9 +4,10 @@
 CREATE OR REPLACE FUNCTION quota_internal.log(tenant text, action text, target text, before jsonb, after jsonb, reason text) RETURNS void
 LANGUAGE sql AS $$
     -- An application that acts for its own users says so with SET LOCAL quota.actor and quota.reason.
-    INSERT INTO quota_internal.admin_log (at, actor, on_behalf_of, action, tenant, target, reason, before, after)
+    INSERT INTO quota_internal.admin_log (at, actor, on_behalf_of, action, tenant, target, reason, before, after, request_id)
     SELECT quota_internal.clock(), session_user, nullif(current_setting('quota.actor', true), ''), log.action, log.tenant,
-        log.target, coalesce(log.reason, nullif(current_setting('quota.reason', true), '')), log.before, log.after
+        log.target, coalesce(log.reason, nullif(current_setting('quota.reason', true), '')), log.before, log.after,
+        nullif(current_setting('quota.request_id', true), '')
 $$;
 
 -- Takes the tenant's row, so that the admin changes of one tenant come one after another, and moves its versions on.
@@ -103,19 +104,22 @@ $$;
 CREATE OR REPLACE FUNCTION quota.bind_login(role name, tenant text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
+DECLARE
+    concerned text := tenant;
 BEGIN
     PERFORM quota_internal.require_unbound_login();
     IF NOT EXISTS (SELECT FROM pg_roles r WHERE r.rolname = bind_login.role) THEN
         PERFORM quota_internal.fail('invalid_argument', format('there is no database role "%s"', role), 'Create the login first.');
     END IF;
     IF tenant IS NULL THEN
-        DELETE FROM quota_internal.logins g WHERE g.role = bind_login.role::text;
+        -- News of the tenant that it was bound to: a row of the log without a tenant can be read by the others.
+        DELETE FROM quota_internal.logins g WHERE g.role = bind_login.role::text RETURNING g.tenant INTO concerned;
     ELSE
         PERFORM quota_internal.require_tenant(tenant);
         INSERT INTO quota_internal.logins (role, tenant) VALUES (bind_login.role::text, bind_login.tenant)
         ON CONFLICT (role) DO UPDATE SET tenant = EXCLUDED.tenant;
     END IF;
-    PERFORM quota_internal.log(tenant, 'bind_login', role::text, NULL, jsonb_build_object('tenant', tenant), NULL);
+    PERFORM quota_internal.log(concerned, 'bind_login', role::text, NULL, jsonb_build_object('tenant', tenant), NULL);
 END
 $$;
 COMMENT ON FUNCTION quota.bind_login(name, text) IS

@@ -14,23 +14,50 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION quota.set_rate_tier(subject text, tier text, tenant text DEFAULT 'default') RETURNS void
+-- Moves keys to a tier, all or none, however many they are: one change of the tenant, one binding, a line of the log each.
+CREATE OR REPLACE FUNCTION quota.set_rate_tiers(subjects text[], tier text, tenant text DEFAULT 'default') RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
-    old text;
+    one text;
+    old record;
+    ordered text[];
 BEGIN
+    IF coalesce(cardinality(subjects), 0) NOT BETWEEN 1 AND 1000 THEN
+        PERFORM quota_internal.fail('invalid_argument', format('%s subjects', coalesce(cardinality(subjects), 0)),
+            'Pass 1 to 1000 keys in one call.');
+    END IF;
     PERFORM quota_internal.change_config(tenant);
-    PERFORM quota_internal.require_subjects(tenant, ARRAY[subject]);
-    PERFORM quota_internal.require_kind_with_tier(subject);
+    PERFORM quota_internal.require_subjects(tenant, subjects);
+    FOREACH one IN ARRAY subjects LOOP
+        PERFORM quota_internal.require_kind_with_tier(one);
+    END LOOP;
     PERFORM quota_internal.require_tier(tenant, tier);
-    SELECT s.rate_tier INTO old FROM quota_internal.subjects s
-    WHERE s.tenant = set_rate_tier.tenant AND s.name = set_rate_tier.subject FOR NO KEY UPDATE;
-    UPDATE quota_internal.subjects s SET rate_tier = set_rate_tier.tier
-    WHERE s.tenant = set_rate_tier.tenant AND s.name = set_rate_tier.subject;
-    PERFORM quota_internal.bind(tenant, ARRAY[subject]);
-    PERFORM quota_internal.log(tenant, 'set_rate_tier', subject,
-        jsonb_build_object('rate_tier', old), jsonb_build_object('rate_tier', tier), NULL);
+    FOR old IN
+        SELECT s.name, s.rate_tier FROM quota_internal.subjects s
+        WHERE s.tenant = set_rate_tiers.tenant AND s.name = ANY (set_rate_tiers.subjects)
+        ORDER BY s.name FOR NO KEY UPDATE
+    LOOP
+        PERFORM quota_internal.log(tenant, 'set_rate_tier', old.name,
+            jsonb_build_object('rate_tier', old.rate_tier), jsonb_build_object('rate_tier', tier), NULL);
+    END LOOP;
+    UPDATE quota_internal.subjects s SET rate_tier = set_rate_tiers.tier
+    WHERE s.tenant = set_rate_tiers.tenant AND s.name = ANY (set_rate_tiers.subjects);
+    -- In parts: on a tenant without statistics the plan for all at once compares each with each. All their rows are locked by
+    -- now, so that the accounts come in the order of everything else.
+    ordered := ARRAY(SELECT DISTINCT s.name COLLATE "C" FROM unnest(subjects) s(name) ORDER BY 1);
+    FOR i IN 1 .. cardinality(ordered) BY 25 LOOP
+        PERFORM quota_internal.bind(tenant, ordered[i : i + 24]);
+    END LOOP;
+END
+$$;
+COMMENT ON FUNCTION quota.set_rate_tiers(text[], text, text) IS
+    'Moves up to 1000 keys to a tier, all or none, from their next reservations on; as quota.set_rate_tier.';
+
+CREATE OR REPLACE FUNCTION quota.set_rate_tier(subject text, tier text, tenant text DEFAULT 'default') RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM quota.set_rate_tiers(ARRAY[subject], tier, tenant);
 END
 $$;
 COMMENT ON FUNCTION quota.set_rate_tier(text, text, text) IS

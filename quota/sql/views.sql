@@ -3,32 +3,42 @@
 CREATE OR REPLACE VIEW quota_internal.visible_tenants AS
 SELECT t.name AS tenant
 FROM quota_internal.tenants t
-WHERE NOT EXISTS (SELECT FROM quota_internal.logins g WHERE g.role = session_user AND g.tenant <> t.name);
+-- IS NOT FALSE keeps it from becoming a join: the planner takes an anti-join with <> for one that hardly anybody passes, and
+-- would sort whole tables to read one page.
+WHERE (NOT EXISTS (SELECT FROM quota_internal.logins g WHERE g.role = session_user AND g.tenant <> t.name)) IS NOT FALSE;
 
+-- The present, for views: what quota_internal.clock() says. A relation, because a view uses relations with its owner's rights, but
+-- functions with the rights of whoever reads it. The inner SELECT keeps it from being read anew for every row.
+CREATE OR REPLACE VIEW quota_internal.present AS
+SELECT (SELECT clock_timestamp()) AS at;
+
+-- For the same reason in_window and refilled of limits.sql are spelled out here; a test holds the two to each other.
 CREATE OR REPLACE VIEW quota.balances AS
 SELECT a.tenant, a.subject, a.limit_name, a.unit, a.kind, a.capacity,
-    CASE WHEN a.kind <> 'bucket' THEN CASE WHEN a.window_end <= clock_timestamp() THEN 0 ELSE a.spent END END AS spent,
-    CASE WHEN a.window_end <= clock_timestamp() THEN 0 ELSE a.reserved END AS reserved,
+    CASE WHEN a.kind <> 'bucket' THEN CASE WHEN a.window_end <= p.at THEN 0 ELSE a.spent END END AS spent,
+    CASE WHEN a.window_end <= p.at THEN 0 ELSE a.reserved END AS reserved,
     CASE WHEN a.kind = 'bucket' THEN CASE
         WHEN a.level_at = '-infinity' THEN a.capacity
-        WHEN clock_timestamp() <= a.level_at THEN least(a.capacity, a.level)
-        ELSE least(a.capacity, a.level + a.refill_per_s * extract(epoch FROM (clock_timestamp() - a.level_at)))
+        WHEN p.at <= a.level_at THEN least(a.capacity, a.level)
+        ELSE least(a.capacity, a.level + a.refill_per_s * extract(epoch FROM (p.at - a.level_at)))
     END END AS level,
-    CASE WHEN a.window_end > clock_timestamp() THEN a.window_start END AS window_start,
-    CASE WHEN a.window_end > clock_timestamp() THEN a.window_end END AS window_end,
+    CASE WHEN a.window_end > p.at THEN a.window_start END AS window_start,
+    CASE WHEN a.window_end > p.at THEN a.window_end END AS window_end,
     s.frozen
 FROM quota_internal.accounts a
 JOIN quota_internal.visible_tenants v ON v.tenant = a.tenant
 JOIN quota_internal.subjects s ON s.tenant = a.tenant AND s.name = a.subject
+CROSS JOIN quota_internal.present p
 WHERE a.in_force AND NOT s.retired;
 COMMENT ON VIEW quota.balances IS
     'Counters as stored, overdue holds included until they are swept; quota.balance() is exact for one subject.';
 
 CREATE OR REPLACE VIEW quota.holds AS
 SELECT r.tenant, r.id AS reservation, r.subject, r.also, r.held, r.booked, r.created_at, r.expires_at,
-    r.expires_at <= clock_timestamp() AS overdue, true = ANY (r.line_charged) AS charge_on_expiry, r.details
+    r.expires_at <= p.at AS overdue, true = ANY (r.line_charged) AS charge_on_expiry, r.details
 FROM quota_internal.reservations r
 JOIN quota_internal.visible_tenants v ON v.tenant = r.tenant
+CROSS JOIN quota_internal.present p
 WHERE r.state = 'held';
 COMMENT ON VIEW quota.holds IS 'Open reservations: what is held and not settled yet.';
 
@@ -87,7 +97,43 @@ WHERE t.tenant = '' OR EXISTS (SELECT FROM quota_internal.visible_tenants v WHER
 COMMENT ON VIEW quota.tiers IS 'Tiers and their limits; tenant null is the built-in set.';
 
 CREATE OR REPLACE VIEW quota.log AS
-SELECT g.id, g.at, g.actor, g.on_behalf_of, g.action, g.tenant, g.target, g.reason, g.before, g.after
+SELECT g.id, g.at, g.actor, g.on_behalf_of, g.action, g.tenant, g.target, g.reason, g.before, g.after,
+    g.request_id
 FROM quota_internal.admin_log g
 WHERE g.tenant IS NULL OR EXISTS (SELECT FROM quota_internal.visible_tenants v WHERE v.tenant = g.tenant);
 COMMENT ON VIEW quota.log IS 'Who changed what: one row per admin change, written in its transaction.';
+
+-- The statement's time, not the clock's: a view with a volatile column is worked out as a whole before it is cut into pages.
+CREATE OR REPLACE VIEW quota.keys AS
+SELECT k.tenant, k.id, s.name AS subject, k.name, s.parent, s.rate_tier,
+    CASE WHEN k.revoked_at IS NOT NULL THEN 'revoked'
+        WHEN s.retired THEN 'retired'
+        WHEN k.expires_at <= statement_timestamp() THEN 'expired'
+        ELSE 'active' END AS state,
+    s.frozen, k.created_at, k.expires_at, k.revoked_at, k.changed_at,
+    CASE WHEN k.old_secret_until > statement_timestamp() THEN k.old_secret_until END AS old_secret_until
+FROM quota_internal.api_keys k
+JOIN quota_internal.visible_tenants v ON v.tenant = k.tenant
+JOIN quota_internal.subjects s ON s.tenant = k.tenant AND s.name = k.subject;
+COMMENT ON VIEW quota.keys IS 'API keys and the subjects that they authenticate; never their secrets.';
+
+CREATE OR REPLACE VIEW quota.tokens AS
+SELECT nullif(t.tenant, '') AS tenant, t.id, t.name, t.role,
+    CASE WHEN t.revoked_at IS NOT NULL THEN 'revoked'
+        WHEN t.expires_at <= statement_timestamp() THEN 'expired'
+        ELSE 'active' END AS state,
+    t.created_at, t.expires_at, t.revoked_at
+FROM quota_internal.api_tokens t
+WHERE t.tenant = '' AND NOT EXISTS (SELECT FROM quota_internal.logins g WHERE g.role = session_user)
+    OR EXISTS (SELECT FROM quota_internal.visible_tenants v WHERE v.tenant = t.tenant);
+COMMENT ON VIEW quota.tokens IS 'Tokens of the HTTP API; never their secrets. Tenant null: for every tenant.';
+
+CREATE OR REPLACE VIEW quota.units AS
+SELECT u.name, u.money FROM quota_internal.units u;
+COMMENT ON VIEW quota.units IS 'What is counted; money says that its exhaustion is a matter of payment.';
+
+CREATE OR REPLACE VIEW quota.tenants AS
+SELECT t.name, t.ttl_maximum, t.polling_hint_s, t.keep, t.created_at
+FROM quota_internal.tenants t
+JOIN quota_internal.visible_tenants v ON v.tenant = t.name;
+COMMENT ON VIEW quota.tenants IS 'Tenants and their settings.';

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from uuid import UUID
 
 import psycopg
 import pytest
 
+from quota.client import Client
+from quota.lease import LeasedBudget
 from tests.cli.conftest import Quota, run_quota
 from tests.server import connect, with_database
 
@@ -172,3 +175,17 @@ def test_a_login_does_what_its_role_may(
             assert "permission denied" in no.complaint
         finally:
             connection.execute(f"DROP ROLE {login}".encode())
+
+
+def test_leases_show_whose_they_are_and_what_they_strand(team: Quota, database: str) -> None:
+    with Client(database, timeout_s=30) as client, LeasedBudget(client, "key:42", {"usd": 10}) as budget:
+        answer = budget.reserve({"usd": 4})
+        assert answer.reservation is not None
+        budget.settle(answer.reservation, {"usd": 3})
+        budget.drive(budget.tending(budget.escrow))
+        (hold,) = team("holds", "--json").rows
+        assert hold["lease"]["pid"] == os.getpid()
+        assert (hold["held"], hold["booked"], hold["stranded"]) == ({"usd": "10"}, {"usd": "3"}, {"usd": "7"})
+        assert "usd=7" in team("holds").out
+        assert team("reserve", "key:42", "usd=1", "--details", '{"lease": 1}').code == 0
+        assert [row["stranded"] for row in team("holds", "--json").rows] == [{"usd": "7"}, None]

@@ -174,7 +174,8 @@ def test_every_command_teaches(path: tuple[str, ...], command: click.Command) ->
     assert command.epilog is not None, "no example"
     assert "Examples:" in command.epilog
     options = {option for parameter in command.params for option in parameter.opts}
-    assert path == ("completion",) or "--json" in options
+    # What answers nothing has no form of an answer.
+    assert path in (("completion",), ("serve",)) or "--json" in options
     for line in command.epilog.splitlines()[2:]:
         _parsed(line.strip())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +40,15 @@ def folder() -> Iterator[Path]:
 
 def test_the_quick_way_to_head_is_the_true_one() -> None:
     assert newest_revision() == migrate.head()
+
+
+def test_a_command_on_a_schema_that_is_right_imports_no_migrations(database: str) -> None:
+    """Alembic and SQLAlchemy take as long to import as everything else that a command does."""
+    code = "import sys; from quota.cli import main; print(main(['check']), {'alembic', 'sqlalchemy'} & {*sys.modules})"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(database), capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "0 set()"
 
 
 def test_from_empty_to_head_and_back(empty: str) -> None:
@@ -114,14 +124,14 @@ def test_the_embedded_server_comes_and_goes_with_commands(folder: Path) -> None:
 
 
 def test_up_down_and_an_embedded_schema_that_is_older_or_newer(folder: Path) -> None:
-    up = at(folder, "up", "--json", "--port", "0")
+    up = at(folder, "up", "--detach", "--json", "--port", "0")
     assert up.code == 0
     found = up.document
     assert (found["data"], found["revision"]) == (str(folder), migrate.head())
     assert "@127.0.0.1:" in found["tcp_url"]
     password = (folder / "password").read_text().strip()
     assert password not in up.out + up.err
-    assert at(folder, "up").out.splitlines()[1] == f"  url:   {found['url']}"
+    assert at(folder, "up", "--detach").out.splitlines()[1] == f"  url:   {found['url']}"
     assert status(folder).detached
 
     migrate.downgrade(found["url"], "0001")
@@ -131,7 +141,7 @@ def test_up_down_and_an_embedded_schema_that_is_older_or_newer(folder: Path) -> 
         connection.execute(f"UPDATE {VERSION} SET version_num = '9999'".encode())
     newer = at(folder, "check")
     assert (newer.code, "upgrade quota-ledger" in newer.complaint) == (4, True)
-    assert at(folder, "up").code == 4
+    assert at(folder, "up", "--detach").code == 4
 
     assert at(folder, "down", "--json").document == {"data": str(folder), "was_running": True, "stopped": True}
     assert at(folder, "down").out == f"no server runs in {folder}\n"

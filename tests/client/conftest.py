@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -13,6 +17,8 @@ from tests.client.proxy import Proxy
 from tests.server import Connection, connect
 
 CAPACITY = 50
+# An upper bound for "does not hang", on a machine that is busy with something else.
+PATIENCE_S = 60
 
 
 @pytest.fixture
@@ -52,3 +58,37 @@ def standing_in_the_way(ledger: str) -> Iterator[None]:
     with connect(ledger) as connection, connection.transaction():
         connection.execute("SELECT FROM quota_internal.accounts FOR UPDATE")
         yield
+
+
+@pytest.fixture
+def closed_port() -> Iterator[str]:
+    """URL of a port where nobody listens, and nobody else can."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"postgresql://quota@127.0.0.1:{taken.getsockname()[1]}/quota"
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    """Waits until the condition holds."""
+    end_s = time.monotonic() + PATIENCE_S
+    pause = threading.Event()
+    while not condition():
+        assert time.monotonic() < end_s, "it did not come to that"
+        pause.wait(0.02)
+
+
+def waiting(observer: Connection) -> list[int]:
+    """Returns the backend pids of clients that wait for a lock."""
+    asked = """SELECT pid FROM pg_stat_activity
+               WHERE datname = current_database() AND application_name = 'quota' AND wait_event_type = 'Lock'"""
+    return [pid for (pid,) in observer.execute(asked)]
+
+
+def books(observer: Connection, subject: str = "user:1") -> Any:
+    """Returns (spent, reserved) of the subject and how many ids are known: of reservations and of records."""
+    row = observer.execute(
+        "SELECT b.spent, b.reserved, (SELECT count(*) FROM quota_internal.reservations) FROM quota.balance(%s) b",
+        (subject,),
+    ).fetchone()
+    assert row is not None
+    return row

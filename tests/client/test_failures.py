@@ -23,20 +23,9 @@ from quota.client import AsyncClient, Client
 from quota.client.attempts import Execute, NoConnection, Pause, Result, TooLate, attempts
 from quota.errors import Unavailable, UnknownReservation, UnknownSubject
 from quota.ids import uuid7
-from tests.client.conftest import CAPACITY, standing_in_the_way
+from tests.client.conftest import CAPACITY, PATIENCE_S, books, eventually, standing_in_the_way, waiting
 from tests.client.proxy import Proxy
 from tests.server import Connection, connect
-
-# An upper bound for "does not hang", on a machine that is busy with something else.
-PATIENCE_S = 60
-
-
-@pytest.fixture
-def closed_port() -> Iterator[str]:
-    """URL of a port where nobody listens, and nobody else can."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        yield f"postgresql://quota@127.0.0.1:{taken.getsockname()[1]}/quota"
 
 
 @pytest.fixture
@@ -44,32 +33,6 @@ def black_hole() -> Iterator[str]:
     """URL of a server that takes connections and never says a word."""
     with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
         yield f"postgresql://quota@127.0.0.1:{listener.getsockname()[1]}/quota?sslmode=disable"
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    """Waits until the condition holds."""
-    end_s = time.monotonic() + PATIENCE_S
-    pause = threading.Event()
-    while not condition():
-        assert time.monotonic() < end_s, "it did not come to that"
-        pause.wait(0.02)
-
-
-def waiting(observer: Connection) -> list[int]:
-    """Returns the backend pids of clients that wait for a lock."""
-    asked = """SELECT pid FROM pg_stat_activity
-               WHERE datname = current_database() AND application_name = 'quota' AND wait_event_type = 'Lock'"""
-    return [pid for (pid,) in observer.execute(asked)]
-
-
-def books(observer: Connection, subject: str = "user:1") -> Any:
-    """Returns (spent, reserved) of the subject and how many ids are known: of reservations and of records."""
-    row = observer.execute(
-        "SELECT b.spent, b.reserved, (SELECT count(*) FROM quota_internal.reservations) FROM quota.balance(%s) b",
-        (subject,),
-    ).fetchone()
-    assert row is not None
-    return row
 
 
 # -- away, or silent -------------------------------------------------------------------------------------------------

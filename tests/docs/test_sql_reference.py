@@ -15,7 +15,7 @@ TEXT = (DOCS / "sql-reference.md").read_text(encoding="utf-8")
 SECTIONS = {title.removeprefix("quota."): body for title, body in sections(TEXT, 3).items()}
 FUNCTIONS = {name: body for name, body in SECTIONS.items() if "```text\nquota." in body}
 VIEWS = {name: body for name, body in SECTIONS.items() if name not in FUNCTIONS}
-ROLES = ("quota_worker", "quota_reader", "quota_admin", "quota_reaper")
+ROLES = ("quota_worker", "quota_reader", "quota_admin", "quota_reaper", "quota_api")
 
 # What the text of the functions below them could raise, and what they pass rules out.
 RULED_OUT = {

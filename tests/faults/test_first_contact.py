@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
@@ -118,9 +119,11 @@ def test_a_hundred_calls_on_a_full_minute(conn: Connection, database: str) -> No
 
 
 @pytest.mark.parametrize("cost", ["0.20", "0.30", "0.07"])
-def test_concurrent_callers_of_a_small_cap(conn: Connection, database: str, cost: str) -> None:
+def test_concurrent_callers_of_a_small_cap(
+    conn: Connection, database: str, cost: str, soaked: Callable[[int, int], int]
+) -> None:
     """A01, G1, L21, D1: exactly so many pass as fit, and the cap holds in every answer."""
-    for n in range(5):
+    for n in range(soaked(10, 200)):
         budget(conn, f"user:{n}", 1)
         answers = in_parallel(database, [("reserve", (f"user:{n}", {"usd": cost}), {})] * 20)
         assert not any(isinstance(answer, psycopg.Error) for answer in answers)

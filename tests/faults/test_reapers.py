@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from uuid import UUID
 
 import psycopg
 
@@ -26,7 +28,8 @@ from tests.sql.kit import (
 HOLDS = 500
 
 
-def _overdue(conn: Connection, count: int, on_expiry: str = "release") -> None:
+def _overdue(conn: Connection, count: int, on_expiry: str = "release") -> UUID:
+    """So many holds of 4 are overdue, and one of 5 is open, whose id is returned."""
     set_clock(conn, NOON)
     budget(conn, "user:1", 1_000_000, on_expiry=on_expiry)
     conn.execute(
@@ -37,8 +40,9 @@ def _overdue(conn: Connection, count: int, on_expiry: str = "release") -> None:
     assert value(conn, "SELECT count(*) FROM quota.holds") in (1, count)
     while value(conn, "SELECT count(*) FROM quota.holds") < count:
         hold(conn, "user:1", {"usd": 4}, ttl="1 minute")
-    hold(conn, "user:1", {"usd": 5}, ttl="1 hour")
+    open_one = hold(conn, "user:1", {"usd": 5}, ttl="1 hour")
     advance(conn, "1 minute")
+    return open_one
 
 
 def _reap_all(database: str, closed: list[int], batch: int) -> None:
@@ -47,17 +51,19 @@ def _reap_all(database: str, closed: list[int], batch: int) -> None:
             closed.append(count)
 
 
-def test_four_reapers_close_every_hold_once(conn: Connection, database: str) -> None:
-    _overdue(conn, HOLDS, "charge")
-    closed: list[int] = []
-    threads = [threading.Thread(target=_reap_all, args=(database, closed, 50), daemon=True) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE_S)
-    assert sum(closed) == HOLDS
-    assert value(conn, "SELECT count(*) FROM quota.entries WHERE kind = 'charge'") == HOLDS
-    assert spent_reserved(conn, "user:1") == (4 * HOLDS, 5)
+def test_four_reapers_close_every_hold_once(conn: Connection, database: str, soaked: Callable[[int, int], int]) -> None:
+    for round_ in range(1, soaked(2, 20) + 1):
+        open_one = _overdue(conn, HOLDS, "charge")
+        closed: list[int] = []
+        threads = [threading.Thread(target=_reap_all, args=(database, closed, 50), daemon=True) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        assert sum(closed) == HOLDS
+        assert value(conn, "SELECT count(*) FROM quota.entries WHERE kind = 'charge'") == round_ * HOLDS
+        assert spent_reserved(conn, "user:1") == (4 * round_ * HOLDS, 5)
+        call(conn, "release", open_one)
 
 
 def test_a_reaper_killed_in_mid_batch_leaves_no_trace_and_the_rest_finish(conn: Connection, database: str) -> None:

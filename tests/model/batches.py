@@ -111,6 +111,7 @@ def reserve_many(
     sorted_out = [_sort_out(model, tenant, request) for request in requests]
     if atomic and (errors := [each for each in sorted_out if isinstance(each, ModelError)]):
         raise errors[0]
+    before = copy.deepcopy(model) if atomic else None
     owner = model._tenant(tenant)
     plain = [n for n, each in enumerate(sorted_out) if each == "plain"]
     # Frozen, or closed: refused whatever is free.
@@ -127,6 +128,9 @@ def reserve_many(
         try:
             told[n] = model.reserve(**requests[n], tenant=tenant)
         except ModelError as error:
+            if before is not None:
+                model.__dict__.update(before.__dict__)
+                raise
             told[n] = error
     return [told[n] for n in range(len(requests))]
 

@@ -167,7 +167,9 @@ def set_clock(connection: Connection, at: str | datetime | None) -> None:
 
 def advance(connection: Connection, span: str | timedelta) -> None:
     """Moves the ledger's clock, which must stand; back, too."""
-    connection.execute("UPDATE quota_test.clock SET at = date_add(at, %s::interval, 'UTC')", (span,))
+    connection.execute(
+        "UPDATE quota_test.clock SET at = (at AT TIME ZONE 'UTC' + %s::interval) AT TIME ZONE 'UTC'", (span,)
+    )
 
 
 # -- errors that change nothing -------------------------------------------------------------------------------------

@@ -171,15 +171,19 @@ def test_settings_of_each_request(ledger: Connection) -> None:
 
 def test_the_same_id_twice_in_a_batch(ledger: Connection) -> None:
     one, two = new_id(), new_id()
-    answers = many(
-        ledger, ("user:1", {"usd": 4}, one), ("user:1", {"usd": 4}, one), ("user:1", {"usd": 5}, one), ("user:1", {"usd": 1}, two)
-    )  # fmt: skip
+    asked = [({"usd": 4}, one), ({"usd": 4}, one), ({"usd": 5}, one), ({"usd": 1}, two)]
+    answers = many(ledger, *[("user:1", costs, key) for costs, key in asked])
     assert words(answers) == ["granted", "replayed", "id_conflict", "granted"]
     assert spent_reserved(ledger, "org:a") == (0, 5)
     # The first is refused and leaves nothing behind: the second is judged afresh, in its turn.
     three = new_id()
     answers = many(ledger, ("user:1", {"usd": 6}, three), ("user:1", {"usd": 5}, three), ("user:1", {"usd": 1}))
     assert words(answers) == ["held", "granted", "held"]
+    # The first is misuse: the second has the id to itself.
+    call(ledger, "release", three)
+    four = new_id()
+    answers = many(ledger, ("user:1", {"usd": "1e3"}, four), ("user:1", {"usd": 5}, four), ("user:1", {"usd": 5}, four))
+    assert words(answers) == ["invalid_amount", "granted", "replayed"]
 
 
 @pytest.mark.parametrize("sizes", [(3, 3, 3), (11, 1, 1)], ids=["one by one", "too large"])
@@ -212,6 +216,9 @@ def test_atomic_an_error_is_the_error_of_all_and_names_the_position(ledger: Conn
     assert_error(caught.value, "unknown_subject", "user:9", "request 2 of the batch")
 
 
+SOME_ID = UUID("01890000-0000-7000-8000-00000000000a")
+
+
 @pytest.mark.parametrize(
     ("function", "arguments", "words"),
     [
@@ -224,10 +231,10 @@ def test_atomic_an_error_is_the_error_of_all_and_names_the_position(ledger: Conn
         ("reserve_many", {"subjects": ["user:1"], "costs": [Jsonb({"usd": 1})], "atomic": None}, ("atomic",)),
         ("settle_many", {"ids": None}, ("ids is null",)),
         ("settle_many", {"ids": [None]}, ("ids", "position 1")),
-        ("settle_many", {"ids": [new_id()], "costs": []}, ("costs", "position 1")),
-        ("settle_many", {"ids": [new_id()], "finals": [True, True]}, ("finals", "position 2")),
-        ("release_many", {"ids": [new_id(), None]}, ("ids", "position 2")),
-        ("release_many", {"ids": [new_id()] * 10_001}, ("10001",)),
+        ("settle_many", {"ids": [SOME_ID], "costs": []}, ("costs", "position 1")),
+        ("settle_many", {"ids": [SOME_ID], "finals": [True, True]}, ("finals", "position 2")),
+        ("release_many", {"ids": [SOME_ID, None]}, ("ids", "position 2")),
+        ("release_many", {"ids": [SOME_ID] * 10_001}, ("10001",)),
     ],
     ids=lambda value: str(value)[:60],
 )
@@ -296,6 +303,17 @@ def test_a_subject_first_met_in_a_batch_is_bound(ledger: Connection) -> None:
         call(ledger, "create_subject", f"key:{n}")
     asked = [(f"key:{n % 5}", {"usd": "0.6"}) for n in range(10)]
     assert words(many(ledger, *asked)) == ["granted"] * 5 + ["held"] * 5
+
+
+def test_units_that_count_by_themselves_need_no_limit(ledger: Connection) -> None:
+    call(ledger, "create_subject", "user:3")
+    answers = many(
+        ledger, ("user:3", {"requests": 2}), ("user:1", {"usd": 1}), ("user:3", {"concurrency": 1, "requests": 0})
+    )
+    assert words(answers) == ["granted"] * 3
+    assert answers[0]["remaining"] == []
+    settled = rows(ledger, "settle_many", [row["reservation"] for row in answers])
+    assert [row["state"] for row in settled] == ["settled"] * 3
 
 
 def test_settle_many(ledger: Connection) -> None:
@@ -385,3 +403,14 @@ def test_ten_thousand_at_once(ledger: Connection) -> None:
     assert words(answers) == ["granted"] * 9_999 + ["held"]
     rows(ledger, "settle_many", [row["reservation"] for row in answers if row["granted"]])
     assert spent_reserved(ledger, "org:a") == (9_999, 0)
+
+
+def test_a_batch_that_passes_overdue_holds_shows_their_refund(ledger: Connection) -> None:
+    bucket(ledger, "user:1", 10, 1)
+    old = hold(ledger, "user:1", {"cost": 8}, ttl="1 minute")
+    advance(ledger, "2 minutes")
+    # 8 come back once somebody sweeps. The second batch does not fit and sweeps: 4 and 8 are cut to the capacity of 10.
+    for asked, level in (([3, 3], "10"), ([2, 1, 9], "8")):
+        answers = many(ledger, *[("user:1", {"cost": cost}) for cost in asked])
+        assert answers[0]["remaining"][-1]["level"] == level
+    assert state(ledger, old) == "expired"

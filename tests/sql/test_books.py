@@ -105,6 +105,19 @@ def test_balance_has_a_row_per_limit_on_the_lineage(ledger: Connection) -> None:
     assert balance(ledger, "run:1", owner="user:1")["available"] == 0
 
 
+def test_an_overdue_hold_returns_to_a_bucket_by_the_numbers_in_force(ledger: Connection) -> None:
+    """A tier changed after the hold, and nobody has reserved since: `balance` shows what the sweep will leave."""
+    call(ledger, "ensure_subject", "key:1")
+    call(ledger, "set_tier_limit", "basic", "bucket", "cost", "bucket", 5, 3000, tenant="default")
+    hold(ledger, "key:1", {"cost": 5}, ttl="1 second")
+    call(ledger, "retire_tier", "basic", tenant="default")  # back to the built-in 1,000,000
+    advance(ledger, "1 second")
+    shown = balance(ledger, "key:1", "bucket")
+    assert (shown["level"], shown["reserved"]) == (3005, 0)
+    assert call(ledger, "reap")["released"] == 1
+    assert balance(ledger, "key:1", "bucket") == shown
+
+
 # -- check and repair -------------------------------------------------------------------------------------------------
 
 DAMAGES = [

@@ -58,11 +58,10 @@ def test_three_hundred_left_and_two_calls_of_two_hundred(ledger: Connection) -> 
     assert [outcome(ledger, "reserve", "user:1", {"cost": 200}) for _ in range(2)] == ["ok", "refused:held"]
 
 
-@pytest.mark.parametrize(
-    ("ttl", "error"),
-    [("0", 1), ("-1 second", 1), (None, 1), ("24 hours 1 microsecond", 1), ("1 year", 1), ("infinity", 1)],
-)
-def test_a_ttl_of_nothing_or_above_the_maximum(ledger: Connection, ttl: str | None, error: int) -> None:
+@pytest.mark.parametrize("ttl", ["0", "-1 second", None, "24 hours 1 microsecond", "1 year", "infinity"])
+def test_a_ttl_of_nothing_or_above_the_maximum(ledger: Connection, ttl: str | None) -> None:
+    if ttl == "infinity" and ledger.info.server_version < 170000:
+        pytest.skip("intervals without end came with PostgreSQL 17; older ones refuse the word itself")
     budget(ledger, "user:1", 50)
     key = hold(ledger, "user:1", {"usd": 1})
     with misuse(ledger, "invalid_ttl"):

@@ -3,21 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
+from uuid import UUID
 
 import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
+from psycopg.types.json import Jsonb
 
 from tests.server import Connection, connect
+from tests.sql.kit import (
+    NOON,
+    advance,
+    budget,
+    call,
+    hold,
+    nothing_changes,
+    reserve,
+    rows,
+    set_clock,
+    snapshot,
+    value,
+    word_of,
+)
 
 WORKER = {
     "adjust", "balance", "create_run", "end_run", "ensure_subject", "extend", "price", "price_book", "record",
-    "release", "release_many", "reserve", "reserve_many", "settle", "settle_many",
+    "release", "release_many", "reserve", "reserve_many", "settle", "settle_many", "verify_key",
 }  # fmt: skip
 READER = {"balance", "check", "price", "price_book"}
 REAPER = {"reap"}
-ROLES = {"quota_worker": WORKER, "quota_reader": READER, "quota_reaper": REAPER}
+API = {
+    "create_subject", "move_subject", "retire_subject", "freeze", "unfreeze", "set_limit", "remove_limit",
+    "set_rate_tier", "set_rate_tiers", "set_tier_limit", "retire_tier", "credit", "repair", "create_key", "rename_key",
+    "set_key_expiry", "rotate_key", "revoke_key", "create_token", "revoke_token", "verify_token", "begin_change",
+    "begin_request", "end_request", "operator_settle", "operator_release", "logged_check", "set_price", "end_price",
+}  # fmt: skip
+ROLES = {
+    "quota_worker": WORKER, "quota_reader": READER, "quota_reaper": REAPER, "quota_api": WORKER | READER | API,
+}  # fmt: skip
+ALL_ROLES = [*ROLES, "quota_admin"]
 
 
 @pytest.fixture
@@ -57,7 +83,7 @@ def test_a_role_calls_its_functions_and_nothing_else(conn: Connection, login: st
     assert not any(may for schema, _, may in rows if schema == "quota_internal")
 
 
-@pytest.mark.parametrize("role", ["quota_worker", "quota_reader", "quota_reaper", "quota_admin"])
+@pytest.mark.parametrize("role", ALL_ROLES)
 def test_no_role_reaches_a_table_and_readers_reach_every_view(conn: Connection, login: str, role: str) -> None:
     grant(conn, role, login)
     rows = conn.execute(
@@ -70,7 +96,7 @@ def test_no_role_reaches_a_table_and_readers_reach_every_view(conn: Connection, 
     ).fetchall()
     reads = {name for schema, name, may, _ in rows if may and schema == "quota"}
     views = {name for schema, name, _, _ in rows if schema == "quota"}
-    assert reads == (views if role in ("quota_reader", "quota_admin") else set())
+    assert reads == (views if role in ("quota_reader", "quota_admin", "quota_api") else set())
     assert not any(may or writes for schema, _, may, writes in rows if schema == "quota_internal")
     assert not any(writes for _, _, _, writes in rows)
 
@@ -97,44 +123,215 @@ def test_a_worker_works_and_is_turned_away_elsewhere(database: str, conn: Connec
                 worker.execute(statement.encode())
 
 
-def test_a_bound_login_sees_its_tenant_only(database: str, conn: Connection, login: str) -> None:
-    for role in ("quota_worker", "quota_reader", "quota_reaper", "quota_admin"):
+# -- a bound login -----------------------------------------------------------------------------------------------------
+
+HELD, SETTLED, OVERDUE = (UUID(f"00000000-0000-7000-8000-00000000000{n}") for n in (1, 2, 3))
+USD = {"usd": 1}
+GOLD = {"tier": "gold", "name": "gold", "unit": "cost", "kind": "budget", "capacity": 9}
+# What every tenant shares is not for a bound login at all, whichever tenant it names.
+SHARED = {"bind_login", "create_tenant", "create_unit"}
+# Calls that would change nothing if they got through.
+READS = {"balance", "check", "begin_change", "end_request", "price", "price_book"}
+# They take a secret in place of a tenant: whoever has it may know whose it is, except from another tenant's login.
+SECRETS = {"verify_key", "verify_token"}
+HASH = b"\x01" * 32
+RATES = {"input": "1", "output": "2"}
+
+
+def calls(login: str) -> dict[str, dict[str, Any]]:
+    """A call of every public function that would succeed in tenant b (see `b_has_it_all`), less the tenant."""
+    return {
+        "adjust": {"id": HELD, "costs": {"usd": 2}},
+        "balance": {"subject": "org:x"},
+        "begin_change": {"actor": "me", "request_id": "r", "reason": ""},
+        "begin_request": {"token": "t", "key": "k", "fingerprint": HASH},
+        "bind_login": {"role": login},
+        "check": {},
+        "configure_tenant": {"polling_hint_s": 2},
+        "create_key": {"id": "new", "name": "new", "secret_hash": HASH},
+        "create_run": {"name": "run:new", "parent": "org:x", "budget": USD},
+        "create_subject": {"name": "org:new"},
+        "create_tenant": {"name": "c"},
+        "create_token": {"id": "new", "name": "new", "role": "viewer", "secret_hash": HASH},
+        "create_unit": {"name": "gpu"},
+        "credit": {"reservation": SETTLED, "costs": USD, "reason": "why"},
+        "end_price": {"version": 1},
+        "end_request": {"token": "t", "key": "k", "status": 200, "answer_text": "{}"},
+        "end_run": {"name": "run:known"},
+        "ensure_subject": {"name": "org:new"},
+        "extend": {"id": HELD, "ttl": "2 hours"},
+        "freeze": {"name": "org:x", "reason": "why"},
+        "logged_check": {},
+        "move_subject": {"name": "key:k", "parent": "org:y"},
+        "operator_release": {"id": HELD, "reason": "why"},
+        "operator_settle": {"id": HELD, "costs": None, "reason": "why"},
+        "price": {"provider": "p", "model": "m"},
+        "price_book": {},
+        "reap": {},
+        "record": {"subject": "org:x", "costs": USD},
+        "release": {"id": HELD},
+        "release_many": {"ids": [HELD]},
+        "remove_limit": {"subject": "org:x", "name": "cap"},
+        "rename_key": {"id": "known", "name": "another"},
+        "repair": {},
+        "reserve": {"subject": "org:x", "costs": USD},
+        "reserve_many": {"subjects": ["org:x"], "costs": [Jsonb(USD)]},
+        "retain": {},
+        "retire_subject": {"name": "org:y"},
+        "retire_tier": {"tier": "gold"},
+        "revoke_key": {"id": "known", "reason": "why"},
+        "revoke_token": {"id": "known", "reason": "why"},
+        "rotate_key": {"id": "known", "secret_hash": b"\x02" * 32},
+        "set_key_expiry": {"id": "known", "expires_at": "2100-01-01"},
+        "set_limit": {"subject": "org:x", "name": "cap", "unit": "usd", "kind": "budget", "capacity": 99},
+        "set_price": {"provider": "p", "model": "new", "rates": Jsonb(RATES)},
+        "set_rate_tier": {"subject": "key:k", "tier": "gold"},
+        "set_rate_tiers": {"subjects": ["key:k"], "tier": "gold"},
+        "set_tier_limit": GOLD | {"capacity": 99},
+        "settle": {"id": HELD},
+        "settle_many": {"ids": [HELD]},
+        "unfreeze": {"name": "org:y"},
+        "verify_key": {"id": "known", "secret_hash": HASH},
+        "verify_token": {"id": "known", "secret_hash": HASH},
+    }
+
+
+def b_has_it_all(conn: Connection) -> None:
+    """Tenants a and b; in b something for every function to do, and a counter that is wrong."""
+    set_clock(conn, NOON)
+    for tenant in ("a", "b"):
+        call(conn, "create_tenant", tenant)
+    call(conn, "set_tier_limit", **GOLD, tenant="b")
+    budget(conn, "org:x", 10, tenant="b")
+    for name in ("org:y", "key:k"):
+        call(conn, "create_subject", name, tenant="b")
+    call(conn, "freeze", "org:y", "why", tenant="b")
+    call(conn, "create_key", "known", "known", HASH, tenant="b")
+    call(conn, "create_token", "known", "known", "viewer", HASH, tenant="b")
+    call(conn, "record", "org:x", USD, tenant="b")
+    assert call(conn, "set_price", "p", "m", Jsonb(RATES), tenant="b")["version"] == 1
+    advance(conn, "40 days")  # older than what is kept
+    hold(conn, "org:x", USD, id=OVERDUE, ttl="1 minute", tenant="b")
+    advance(conn, "2 minutes")
+    hold(conn, "org:x", USD, id=HELD, ttl="1 hour", tenant="b")
+    hold(conn, "org:x", USD, id=SETTLED, ttl="1 hour", tenant="b")
+    call(conn, "settle", SETTLED, tenant="b")
+    assert call(conn, "create_run", "run:known", "org:x", Jsonb(USD), tenant="b")["granted"]
+    conn.execute("UPDATE quota_internal.accounts SET reserved = reserved + 1 WHERE tenant = 'b' AND subject = 'org:x'")
+
+
+@pytest.fixture
+def bound(database: str, conn: Connection, login: str) -> Iterator[Connection]:
+    """A login with every role, bound to tenant a."""
+    b_has_it_all(conn)
+    for role in ALL_ROLES:
         grant(conn, role, login)
-    conn.execute("SELECT quota.create_tenant('acme')")
-    for tenant in ("default", "acme"):
-        conn.execute("SELECT quota.create_subject('org:x', tenant => %s)", [tenant])
-        conn.execute("SELECT quota.set_limit('org:x', 'cap', 'usd', 'budget', 10, tenant => %s)", [tenant])
-    conn.execute("SELECT quota.reserve('org:x', '{\"usd\": 1}', id => '00000000-0000-7000-8000-000000000001')")
-    conn.execute("SELECT quota.bind_login(%s, 'acme')", [login])
-    with as_login(database, login) as bound:
-        granted = bound.execute("SELECT granted FROM quota.reserve('org:x', '{\"usd\": 1}', tenant => 'acme')")
-        assert granted.fetchone() == (True,)
-        for statement in (
-            "SELECT * FROM quota.reserve('org:x', '{\"usd\": 1}')",
-            "SELECT * FROM quota.settle('00000000-0000-7000-8000-000000000001')",
-            "SELECT * FROM quota.release('00000000-0000-7000-8000-000000000001')",
-            "SELECT * FROM quota.adjust('00000000-0000-7000-8000-000000000001', '{\"usd\": 2}')",
-            "SELECT * FROM quota.extend('00000000-0000-7000-8000-000000000001', '1 minute')",
-            "SELECT * FROM quota.record('org:x', '{\"usd\": 1}')",
-            "SELECT * FROM quota.credit('00000000-0000-7000-8000-000000000001', '{\"usd\": 1}', 'why')",
-            "SELECT * FROM quota.balance('org:x')",
-            "SELECT quota.ensure_subject('org:y')",
-            "SELECT quota.create_subject('org:y')",
-            "SELECT quota.freeze('org:x', 'why')",
-            "SELECT quota.set_limit('org:x', 'cap', 'usd', 'budget', 99)",
-            "SELECT * FROM quota.reap(tenant => 'default')",
-            "SELECT * FROM quota.check('default')",
-            "SELECT * FROM quota.repair()",
-        ):
-            with pytest.raises(psycopg.DatabaseError) as caught:
-                bound.execute(statement.encode())
-            assert caught.value.sqlstate == "QT001", statement
-        for view in ("balances", "holds", "reservations", "entries", "usage", "subjects", "limits"):
-            rows = bound.execute(f"SELECT DISTINCT tenant FROM quota.{view}".encode()).fetchall()
-            assert set(rows) <= {("acme",)}, view
-        for statement in ("SELECT quota.create_tenant('other')", "SELECT quota.create_unit('gpu')"):
+    call(conn, "bind_login", login, "a")
+    with as_login(database, login) as connection:
+        yield connection
+    rows(conn, "repair", "b")
+
+
+def public_functions(conn: Connection) -> dict[str, tuple[bool, list[str]]]:
+    """Name -> whether it takes a tenant, and the roles that may call it."""
+    found = conn.execute(
+        "SELECT p.proname, 'tenant' = ANY (p.proargnames[:p.pronargs]),"
+        " ARRAY(SELECT r FROM unnest(%s::text[]) r WHERE has_function_privilege(r, p.oid, 'EXECUTE'))"
+        " FROM pg_proc p WHERE p.pronamespace = 'quota'::regnamespace",
+        [ALL_ROLES],
+    ).fetchall()
+    functions = {name: (takes_tenant, roles) for name, takes_tenant, roles in found}
+    assert len(functions) == len(found), "no public name stands for two functions"
+    return functions
+
+
+def word(connection: Connection, function: str, named: dict[str, Any]) -> str:
+    """What the call came to: the name of its error, raised or (batches) in every row of the answer; else `ok`."""
+    try:
+        answers = rows(connection, function, **named)
+    except psycopg.Error as error:
+        return word_of(error)
+    if function in SECRETS and not answers:
+        return "nobody"
+    errors = {str(answer.get("error") or "ok") for answer in answers} or {"ok"}
+    return errors.pop() if len(errors) == 1 else f"several: {sorted(errors)}"
+
+
+def test_every_public_function_has_a_call_that_works_in_the_other_tenant(conn: Connection, login: str) -> None:
+    """Else its refusal below would prove nothing. A new function needs an entry in `calls`."""
+    b_has_it_all(conn)
+    found = public_functions(conn)
+    assert calls(login).keys() == found.keys()
+    assert {name for name, (takes_tenant, roles) in found.items() if not takes_tenant or not roles} < SHARED | SECRETS
+    before = snapshot(conn)
+    for name, named in calls(login).items():
+        with conn.transaction(force_rollback=True):
+            assert word(conn, name, named | ({"tenant": "b"} if found[name][0] else {})) == "ok", name
+            assert (snapshot(conn) != before) == (name not in READS | SECRETS), name
+    call(conn, "repair", "b")
+
+
+def test_a_bound_login_reaches_no_other_tenant_through_any_function(
+    conn: Connection, login: str, bound: Connection
+) -> None:
+    leaks = []
+    before = snapshot(conn)
+    for name, (takes_tenant, roles) in public_functions(conn).items():
+        expected = "42501" if name in SHARED else "nobody" if name in SECRETS else "unknown_tenant"
+        for role in roles:
+            bound.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(role)))  # no way out of the bond either
+            answer = word(bound, name, calls(login)[name] | ({"tenant": "b"} if takes_tenant else {}))
+            if answer != expected:
+                leaks.append(f"{name} as {role}: {answer}")
+        if snapshot(conn) != before:
+            leaks.append(f"{name} changed something")
+            before = snapshot(conn)
+    assert leaks == []
+
+
+def test_a_bound_login_is_kept_to_its_tenant_by_what_means_all_tenants(conn: Connection, bound: Connection) -> None:
+    with nothing_changes(conn):
+        assert call(bound, "reap") == {"released": 0, "charged": 0}
+        assert rows(bound, "check") == []
+        for name in ("set_tier_limit", "retire_tier"):  # a null tenant is the built-in set, which all share
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
-                bound.execute(statement.encode())
+                rows(bound, name, **(GOLD if name == "set_tier_limit" else {"tier": "bulk"}))
+    assert rows(conn, "check") != []
+
+
+def test_a_bound_login_works_in_its_own_tenant(conn: Connection, bound: Connection) -> None:
+    budget(bound, "org:x", 10, tenant="a")
+    assert reserve(bound, "org:x", USD, tenant="a")["granted"]
+
+
+def test_a_bound_login_sees_its_tenant_only_in_every_view(conn: Connection, bound: Connection) -> None:
+    views = conn.execute(
+        "SELECT c.relname FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'tenant'"
+        " WHERE c.relnamespace = 'quota'::regnamespace AND c.relkind = 'v'"
+    ).fetchall()
+    # Units belong to everybody, and of tenants the name is the tenant.
+    assert len(views) == value(
+        conn,
+        "SELECT count(*) FROM pg_class WHERE relnamespace = 'quota'::regnamespace AND relkind IN ('v', 'm')"
+        " AND relname NOT IN ('units', 'tenants')",
+    )
+    assert bound.execute("SELECT name FROM quota.tenants").fetchall() == [("a",)]
+    for (view,) in views:
+        query = sql.SQL("SELECT DISTINCT tenant FROM {}").format(sql.Identifier("quota", view))
+        assert ("b",) in conn.execute(query).fetchall(), f"{view} has nothing to hide"
+        assert set(bound.execute(query).fetchall()) <= {("a",), (None,)}, view
+
+
+def test_a_bond_that_is_lifted_is_news_of_its_tenant_only(conn: Connection, login: str, bound: Connection) -> None:
+    """`quota.log` shows a bound login what concerns no tenant: names of other tenants' logins are not that."""
+    for tenant in ("b", None):
+        call(conn, "bind_login", "quota_worker", tenant)
+    seen = "SELECT target, tenant FROM quota.log WHERE action = 'bind_login' ORDER BY id"
+    assert bound.execute(seen.encode()).fetchall() == [(login, "a")]
+    assert conn.execute(seen.encode()).fetchall()[1:] == [("quota_worker", "b")] * 2
+
+
+# -- the ledger only grows ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("table", ["entries", "admin_log"])

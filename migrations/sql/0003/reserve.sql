@@ -379,25 +379,6 @@ LANGUAGE sql STABLE AS $$
     WHERE a.tenant = r.tenant AND a.id = ANY (r.line_accounts)
 $$;
 
--- The same with the numbers in force now, should a kind or a tier have changed since the accounts were bound.
-CREATE OR REPLACE FUNCTION quota_internal.present_accounts_of(r quota_internal.reservations) RETURNS quota_internal.accounts[]
-LANGUAGE plpgsql STABLE AS $$
-DECLARE
-    accounts quota_internal.accounts[] := quota_internal.accounts_of(r);
-    version bigint := (SELECT t.binding_version FROM quota_internal.tenants t WHERE t.name = r.tenant);
-    n record;
-BEGIN
-    FOR i IN 1 .. cardinality(accounts) LOOP
-        IF (accounts[i]).binding_version <> version THEN
-            n := quota_internal.numbers_in_force(accounts[i]);
-            accounts[i].capacity := n.capacity;
-            accounts[i].refill_per_s := n.refill_per_s;
-        END IF;
-    END LOOP;
-    RETURN accounts;
-END
-$$;
-
 -- Where the accounts of an open hold stand now, the hold included.
 CREATE OR REPLACE FUNCTION quota_internal.standings_of(r quota_internal.reservations) RETURNS quota_internal.standing[]
 LANGUAGE plpgsql STABLE AS $$
@@ -406,9 +387,13 @@ DECLARE
     at timestamptz := quota_internal.clock();
     a quota_internal.accounts;
     s quota_internal.standing;
+    accounts quota_internal.accounts[] := quota_internal.with_present_numbers(quota_internal.accounts_of(r), r.tenant);
     standings quota_internal.standing[] := '{}';
 BEGIN
-    FOREACH a IN ARRAY quota_internal.discount(quota_internal.present_accounts_of(r), at) LOOP
+    IF quota_internal.few_overdue(r.tenant, at) THEN
+        accounts := quota_internal.discount(accounts, at);
+    END IF;
+    FOREACH a IN ARRAY accounts LOOP
         s := quota_internal.stand(a, 0, r.headroom, at, 1);
         s.requested := (r.held -> a.unit)::numeric;
         standings := standings || s;
@@ -553,8 +538,12 @@ BEGIN
                     reserve.tenant, j.standings, j.ids, j.at, NOT bound, NOT bound) AND NOT bound;
             END IF;
             j := quota_internal.judge_locked(reserve.tenant, j, parsed, headroom, charge);
-            IF j.stale THEN
+            IF j.stale AND (j.refused OR quota_internal.few_overdue(reserve.tenant, j.at)) THEN
                 j := quota_internal.judge_discounted(reserve.tenant, j, parsed, headroom, charge, false);
+            ELSIF j.stale THEN
+                -- What fits beside holds that are overdue fits without them.
+                j.stale := false;
+                j.next_expiry := '-infinity';
             END IF;
             IF j.refused THEN
                 PERFORM quota_internal.require_unchanged(reserve.tenant, j.config_version);

@@ -54,7 +54,7 @@ END
 $$;
 
 -- parse_costs without its errors: by_value is null when something is wrong. (A table function of one statement, which the planner
--- folds into its caller.)
+-- folds into its caller; keys in the select list, because a function in FROM fills a store for every request.)
 CREATE OR REPLACE FUNCTION quota_internal.batch_costs(costs jsonb)
 RETURNS TABLE (units text[], amounts numeric[], by_value jsonb)
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
@@ -68,7 +68,11 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
             WHEN 'string' THEN CASE WHEN length(v.value #>> '{}') <= 100 AND v.value #>> '{}' ~ '^[0-9]+(\.[0-9]+)?$'
                 THEN (v.value #>> '{}')::numeric END
         END AS exact
-        FROM jsonb_each(CASE jsonb_typeof(costs) WHEN 'object' THEN costs ELSE '{}' END) v
+        FROM (
+            SELECT k.key, costs -> k.key AS value
+            FROM (SELECT jsonb_object_keys(CASE jsonb_typeof(costs) WHEN 'object' THEN costs ELSE '{}' END) AS key) k
+            OFFSET 0
+        ) v
         OFFSET 0
     ) e
 $$;
@@ -86,7 +90,7 @@ BEGIN
         SELECT ROW(q.n,
             dense_rank() OVER (ORDER BY concat(length(q.subject), ':', q.subject, c.units, q.also) COLLATE "C"), q.subject, q.also,
             CASE WHEN q.in_order THEN c.by_value END, c.units, c.amounts, NULL, coalesce(q.id, quota_internal.uuid_v7()),
-            CASE WHEN q.id IS NULL THEN q.n ELSE min(q.n) OVER (PARTITION BY q.id) END, q.ttl, q.headroom, q.on_expiry, q.details
+            NULL, q.ttl, q.headroom, q.on_expiry, q.details
             )::quota_internal.batch_request
         FROM (
             SELECT p.n, p.subject, p.costs, p.id, coalesce(p.ttl, '10 minutes') AS ttl, coalesce(p.headroom, 0) AS headroom,
@@ -135,22 +139,32 @@ BEGIN
             GROUP BY l.g
             HAVING bool_and(l.name IS NOT NULL AND n.frozen IS NULL)
         ), line AS (
-            SELECT p.g, p.units, a.ordinality::integer AS place, a.unit, a.kind, a.on_expiry, a.id,
-                array_position(p.units, a.unit) AS source, a.unit IN ('requests', 'concurrency') AS implied
+            SELECT p.g, a.ordinality::integer AS place, a.unit, a.kind, a.on_expiry, a.id,
+                array_position(p.units, a.unit) AS source, a.unit IN ('requests', 'concurrency') AS implied,
+                row_number() OVER (PARTITION BY p.g ORDER BY a.ordinality) AS number
             FROM asked p
-            JOIN sound s ON s.g = p.g
             JOIN lineage l ON l.g = p.g
             JOIN unnest(accs) WITH ORDINALITY a ON a.subject = l.name
             WHERE a.required OR a.unit = ANY (p.units) OR a.unit IN ('requests', 'concurrency')
+        ), covered AS (
+            SELECT l.g, array_agg(l.place ORDER BY l.place) AS places, array_agg(l.source ORDER BY l.place) AS sources,
+                array_agg(l.number) FILTER (WHERE l.kind = 'concurrency') AS slots,
+                coalesce(jsonb_object_agg(l.unit, 1) FILTER (WHERE l.source IS NULL), '{}') AS implied,
+                array_agg(l.id ORDER BY l.place) AS ids,
+                array_agg(l.kind <> 'concurrency' AND l.on_expiry = 'charge' ORDER BY l.place) AS charged,
+                array_agg(l.kind <> 'concurrency' ORDER BY l.place) AS chargeable, array_agg(0::numeric) AS nothing,
+                array_agg(l.unit) AS units, bool_and(l.source IS NOT NULL OR l.implied) AS complete
+            FROM line l
+            GROUP BY l.g
         )
-        SELECT ROW(l.g, array_agg(l.place ORDER BY l.place), array_agg(l.source ORDER BY l.place),
-            array_agg(l.number) FILTER (WHERE l.kind = 'concurrency'),
-            coalesce(jsonb_object_agg(l.unit, 1) FILTER (WHERE l.source IS NULL), '{}'), array_agg(l.id ORDER BY l.place), NULL,
-            array_agg(l.kind <> 'concurrency' AND l.on_expiry = 'charge' ORDER BY l.place),
-            array_agg(l.kind <> 'concurrency' ORDER BY l.place), array_agg(0::numeric), NULL, NULL)::quota_internal.batch_group
-        FROM (SELECT l.*, row_number() OVER (PARTITION BY l.g ORDER BY l.place) AS number FROM line l) l
-        GROUP BY l.g, l.units
-        HAVING bool_and(l.source IS NOT NULL OR l.implied) AND l.units <@ (array_agg(l.unit) || '{requests,concurrency}'::text[]));
+        -- Units that count by themselves may have no limit, and so a request no line.
+        SELECT ROW(p.g, coalesce(c.places, '{}'), coalesce(c.sources, '{}'), c.slots, coalesce(c.implied, '{}'),
+            coalesce(c.ids, '{}'), NULL, coalesce(c.charged, '{}'), coalesce(c.chargeable, '{}'), coalesce(c.nothing, '{}'),
+            NULL, NULL)::quota_internal.batch_group
+        FROM asked p
+        JOIN sound s ON s.g = p.g
+        LEFT JOIN covered c ON c.g = p.g
+        WHERE coalesce(c.complete, true) AND p.units <@ (coalesce(c.units, '{}') || '{requests,concurrency}'::text[]));
 END
 $$;
 
@@ -164,7 +178,7 @@ BEGIN
     RETURN ARRAY(
         SELECT ROW(r.n, r.g, r.subject, r.also, r.costs, r.units, l.amounts,
             CASE WHEN g.implied = '{}' THEN r.costs ELSE g.implied || r.costs END,
-            r.id, r.first, r.ttl, r.headroom, r.on_expiry, r.details)::quota_internal.batch_request
+            r.id, min(r.n) OVER (PARTITION BY r.id), r.ttl, r.headroom, r.on_expiry, r.details)::quota_internal.batch_request
         FROM unnest(requests) r
         JOIN unnest(groups) g ON g.g = r.g
         CROSS JOIN LATERAL (
@@ -231,18 +245,18 @@ BEGIN
 END
 $$;
 
--- Judges the requests one by one, each after what was granted before it, on copies of the accounts: the locked rows with overdue
--- holds discounted as a decision sees them (accs), and as people are shown them (shown). With probe it stops at the first grant.
+-- Judges the requests one by one, each after what was granted before it, on copies of the accounts: as a decision sees them
+-- (judged) and as they are stored. stale: overdue holds lie about and are few enough to be shown as their expiry will book them.
+-- With probe it stops at the first grant.
 CREATE OR REPLACE FUNCTION quota_internal.judge_in_order(
-    requests quota_internal.batch_request[], groups quota_internal.batch_group[], accs quota_internal.accounts[],
-    shown quota_internal.accounts[], at timestamptz, polling_hint_s numeric, probe boolean,
+    requests quota_internal.batch_request[], groups quota_internal.batch_group[], stored quota_internal.accounts[],
+    judged quota_internal.accounts[], stale boolean, at timestamptz, polling_hint_s numeric, probe boolean,
     OUT granted integer[], OUT answers quota.batch_decision[]
 )
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
     r quota_internal.batch_request;
     refused_before quota_internal.batch_request;
-    judged quota_internal.standing[];
     standings quota_internal.standing[];
     s quota_internal.standing;
     d quota.decision;
@@ -260,24 +274,23 @@ BEGIN
         -- The same id once more: a replay, if the first was granted; judged like any other, if it was not.
         CONTINUE WHEN r.first < r.n AND EXISTS (
             SELECT FROM unnest(requests) x WHERE x.first = r.first AND x.n = ANY (granted));
-        IF r.g = refused_before.g AND r.amounts = refused_before.amounts
-            AND r.headroom = refused_before.headroom
-        THEN
+        IF r.g = refused_before.g AND r.amounts = refused_before.amounts AND r.headroom = refused_before.headroom THEN
             answers := answers || quota_internal.placed(r.n, d);
             CONTINUE;
         END IF;
-        judged := '{}';
         standings := '{}';
         refused := false;
         places := (groups[group_at[r.g]]).accounts;
         FOR k IN 1 .. cardinality(places) LOOP
-            i := places[k];
-            s := quota_internal.stand(accs[i], r.amounts[k], r.headroom, at, polling_hint_s);
-            judged := judged || s;
+            s := quota_internal.stand(judged[places[k]], r.amounts[k], r.headroom, at, polling_hint_s);
+            standings := standings || s;
             refused := refused OR s.reason IS NOT NULL;
-            standings := standings || quota_internal.stand(shown[i], r.amounts[k], r.headroom, at, polling_hint_s);
         END LOOP;
         IF refused THEN
+            IF stale THEN
+                standings := quota_internal.standings_at(
+                    quota_internal.discount(stored, at), places, r.amounts, r.headroom, at, polling_hint_s);
+            END IF;
             d := quota_internal.refusal(standings);
             refused_before := r;
             answers := answers || quota_internal.placed(r.n, d);
@@ -286,15 +299,43 @@ BEGIN
         granted := granted || r.n;
         EXIT WHEN probe;
         refused_before := NULL;
-        d := ROW(true, r.id, 'held', quota_internal.later(at, r.ttl), false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-            NULL, NULL);
-        answers := answers || quota_internal.placed(r.n, quota_internal.conclude(d, standings));
         FOR k IN 1 .. cardinality(places) LOOP
             i := places[k];
-            accs[i] := quota_internal.after_hold(accs[i], judged[k], at);
-            shown[i] := quota_internal.after_hold(shown[i], standings[k], at);
+            judged[i] := quota_internal.after_hold(judged[i], standings[k], at);
+            IF stale THEN
+                s := quota_internal.stand(stored[i], r.amounts[k], r.headroom, at, polling_hint_s);
+                stored[i] := quota_internal.after_hold(stored[i], s, at);
+            END IF;
         END LOOP;
+        d := ROW(true, r.id, 'held', quota_internal.later(at, r.ttl), stale, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+            NULL, NULL);
+        IF stale THEN
+            -- What is shown counts overdue holds as their expiry will book them, after this one was taken.
+            standings := quota_internal.standings_at(
+                quota_internal.discount(stored, at), places, array_fill(0::numeric, ARRAY[cardinality(places)]), 0, at,
+                polling_hint_s);
+            FOR k IN 1 .. cardinality(places) LOOP
+                standings[k].requested := r.amounts[k];
+            END LOOP;
+        END IF;
+        d := quota_internal.conclude(d, standings);
+        d.replayed := false;
+        answers := answers || quota_internal.placed(r.n, d);
     END LOOP;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION quota_internal.standings_at(
+    accs quota_internal.accounts[], places integer[], amounts numeric[], headroom numeric, at timestamptz, polling_hint_s numeric
+) RETURNS quota_internal.standing[]
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    standings quota_internal.standing[] := '{}';
+BEGIN
+    FOR k IN 1 .. cardinality(places) LOOP
+        standings := standings || quota_internal.stand(accs[places[k]], amounts[k], headroom, at, polling_hint_s);
+    END LOOP;
+    RETURN standings;
 END
 $$;
 
@@ -314,9 +355,24 @@ BEGIN
 END
 $$;
 
--- What the groups show at the instant of the grant: the windows of their lines, and the answer after all of the batch.
+CREATE OR REPLACE FUNCTION quota_internal.after_holds(
+    accs quota_internal.accounts[], sums numeric[], at timestamptz, polling_hint_s numeric
+) RETURNS quota_internal.accounts[]
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    FOR i IN 1 .. cardinality(accs) LOOP
+        IF sums[i] IS NOT NULL THEN
+            accs[i] := quota_internal.after_hold(accs[i], quota_internal.stand(accs[i], sums[i], 0, at, polling_hint_s), at);
+        END IF;
+    END LOOP;
+    RETURN accs;
+END
+$$;
+
+-- What the groups show at the instant of the grant: the windows of their lines, and the answer after all of the batch. taken: the
+-- standings are those after it already.
 CREATE OR REPLACE FUNCTION quota_internal.conclude_groups(
-    groups quota_internal.batch_group[], standings quota_internal.standing[]
+    groups quota_internal.batch_group[], standings quota_internal.standing[], taken boolean
 ) RETURNS quota_internal.batch_group[]
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -328,17 +384,18 @@ DECLARE
     place integer;
 BEGIN
     d.granted := true;
-    d.replayed := false;
+    d.replayed := taken;
     FOREACH g IN ARRAY groups LOOP
         g.windows := '{}';
         own := '{}';
+        s := NULL;
         FOREACH place IN ARRAY g.accounts LOOP
             s := standings[place];
             g.windows := g.windows || s.window_start;
             own := own || s;
         END LOOP;
         -- A group whose requests are all refused has no sums.
-        CONTINUE WHEN s.account IS NULL;
+        CONTINUE WHEN g.accounts <> '{}' AND s.account IS NULL;
         g.answer := quota_internal.conclude(d, own);
         FOR k IN 1 .. cardinality(own) LOOP
             IF (own[k]).subject = (g.answer).limit_subject AND (own[k]).limit_name = (g.answer).limit_name THEN
@@ -549,7 +606,7 @@ DECLARE
     decided record;
     accs quota_internal.accounts[];
     judged quota_internal.accounts[];
-    shown quota_internal.accounts[];
+    stale boolean := false;
     groups quota_internal.batch_group[];
     ids bigint[];
     swept boolean := false;
@@ -576,7 +633,7 @@ BEGIN
     at := quota_internal.clock();
     j := quota_internal.judge_sums(accs, asked.sums, asked.headrooms, at, b.polling_hint_s);
     IF j.refused AND NOT j.stale AND NOT old_snapshot THEN
-        decided := quota_internal.judge_in_order(plain, groups, accs, accs, at, b.polling_hint_s, probe => true);
+        decided := quota_internal.judge_in_order(plain, groups, accs, accs, false, at, b.polling_hint_s, probe => true);
         IF decided.granted = '{}' THEN
             -- Nobody gets anything: nothing is locked, nothing is written.
             answers := decided.answers;
@@ -596,22 +653,27 @@ BEGIN
     at := quota_internal.clock();
     j := quota_internal.judge_sums(accs, asked.sums, asked.headrooms, at, b.polling_hint_s);
     judged := accs;
-    shown := accs;
     IF j.stale THEN
-        -- Judged as if overdue holds were closed; shown with their refunds, too.
+        stale := quota_internal.few_overdue(tenant, at);
+        next_expiry := '-infinity';
+    END IF;
+    IF j.stale AND (j.refused OR stale) THEN
+        -- Judged as if overdue holds were closed.
         judged := quota_internal.discount(accs, at, false);
-        shown := quota_internal.discount(accs, at);
-        next_expiry := CASE WHEN judged = accs THEN quota_internal.next_expiry(tenant, at) ELSE '-infinity' END;
+        IF judged = accs THEN
+            next_expiry := quota_internal.next_expiry(tenant, at);
+        END IF;
         j := quota_internal.judge_sums(judged, asked.sums, asked.headrooms, at, b.polling_hint_s);
     END IF;
     IF j.refused OR linked THEN
-        decided := quota_internal.judge_in_order(plain, groups, judged, shown, at, b.polling_hint_s, probe => false);
+        decided := quota_internal.judge_in_order(plain, groups, accs, judged, stale, at, b.polling_hint_s, probe => false);
         granted := ARRAY(SELECT r FROM unnest(plain) r WHERE r.n = ANY (decided.granted));
         answers := decided.answers;
         refused := EXISTS (SELECT FROM unnest(answers) x WHERE NOT x.granted);
         IF linked OR atomic AND refused THEN
             answers := ARRAY(
-                SELECT CASE WHEN x.granted THEN quota_internal.linked(x.position) ELSE x END FROM unnest(answers) x);
+                SELECT coalesce(x, quota_internal.linked(r.n))
+                FROM unnest(plain) r LEFT JOIN unnest(answers) x ON x.position = r.n AND NOT x.granted);
             granted := '{}';
         END IF;
         asked := quota_internal.batch_sums(granted, groups, cardinality(accs));
@@ -621,8 +683,12 @@ BEGIN
         PERFORM quota_internal.require_unchanged(tenant, b.config_version);
         RETURN;
     END IF;
-    groups := quota_internal.conclude_groups(groups, CASE WHEN judged = shown THEN j.standings ELSE
-        (quota_internal.judge_sums(shown, asked.sums, asked.headrooms, at, b.polling_hint_s)).standings END);
+    groups := quota_internal.conclude_groups(groups, CASE WHEN stale THEN
+        -- Shown after the holds are taken, with overdue holds counted as their expiry will book them, refunds of buckets too.
+        (quota_internal.judge_sums(
+            quota_internal.discount(quota_internal.after_holds(accs, asked.sums, at, b.polling_hint_s), at),
+            ARRAY(SELECT 0 * x FROM unnest(asked.sums) x), asked.headrooms, at, b.polling_hint_s)).standings
+        ELSE j.standings END, stale);
     IF answers = '{}' THEN
         answers := quota_internal.batch_grants(granted, groups, at);
     END IF;
@@ -688,10 +754,6 @@ BEGIN
                 EXCEPT SELECT x.position FROM unnest(answers) x
                 ORDER BY 1
             LOOP
-                IF (linked OR atomic AND decided.refused) AND (requests[i]).first < i AND (requests[i]).id <> ALL (known) THEN
-                    answers := answers || quota_internal.linked(i);
-                    CONTINUE;
-                END IF;
                 one := quota_internal.reserve_one(
                     i, subjects[i], costs[i], ttls[i], ids[i], also[i], headrooms[i], on_expiries[i], details[i], tenant);
                 IF atomic AND one.error IS NOT NULL THEN

@@ -1,4 +1,4 @@
-"""What the command line reads from the public views, as calls: the client gives them its deadline and its retries."""
+"""Reads of the public views, as calls: the client gives them its deadline and its retries."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import Any, ClassVar
 
-from quota.calls import Call, Row
-from quota.calls.base import Function
+from quota.calls.answers import Row
+from quota.calls.base import Call, Function
 
 __all__ = ["Rows", "View", "entries", "holds", "limits", "schema_revision", "subjects", "tiers"]
 
@@ -79,7 +79,7 @@ class View(Call[Rows]):
     exact: tuple[str, ...] = ()
 
     writes = False
-    timeout_s = Decimal(60)
+    timeout_s: ClassVar[Decimal | None] = Decimal(60)
     function = Function("views", None)
 
     @property
@@ -100,10 +100,28 @@ def _amounts(text: str | None) -> Any:
     return None if text is None else json.loads(text, parse_float=Decimal, parse_int=Decimal)
 
 
-def holds(tenant: str, subject: str | None, *, overdue: bool, most: int) -> View:
+@dataclass(frozen=True)
+class Holds(View):
+    """Open holds. Leases of processes are marked: `lease`, whose it is, and `stranded`, what is held and not booked."""
+
+    def answer(self, rows: Sequence[Row]) -> Rows:
+        """The rows, amounts exact, with the two further columns; both are None where there is no lease."""
+        found = super().answer(rows)
+        for row in found:
+            lease = (row["details"] or {}).get("lease")
+            row["lease"] = lease if isinstance(lease, dict) else None
+            row["stranded"] = _stranded(row["held"], row["booked"] or {}) if row["lease"] else None
+        return found
+
+
+def _stranded(held: dict[str, Any], booked: dict[str, Any]) -> dict[str, Decimal]:
+    return {unit: max(Decimal(0), Decimal(total) - Decimal(booked.get(unit, 0))) for unit, total in held.items()}
+
+
+def holds(tenant: str, subject: str | None, *, overdue: bool, most: int) -> Holds:
     """Returns the call for open holds, the ones that expire first in front."""
     values = {"tenant": tenant, "subject": subject, "overdue": overdue, "most": most}
-    return View(_HOLDS, values, exact=("held", "booked"))
+    return Holds(_HOLDS, values, exact=("held", "booked"))
 
 
 def entries(tenant: str, subject: str | None, reservation: str | None, *, most: int) -> View:

@@ -1,0 +1,252 @@
+"""The application: what may come in, who may pass, and how every answer and every error looks."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import logging
+import re
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn, get_type_hints
+from urllib.parse import unquote_to_bytes
+
+from flask import Flask, Request, Response, current_app, g, request
+from flask_openapi3 import OpenAPI
+from pydantic import ValidationError
+from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
+
+from quota.admin import books, document, health, keys, limits, reservations, subjects, tiers, tokens
+from quota.admin.access import NOBODY, Access, Guard
+from quota.admin.paths import MALFORMED, PathDecoder, SegmentConverter
+from quota.admin.routes import ProblemDocument
+from quota.authentication import CACHE_S, Authenticator
+from quota.client import Client
+from quota.config import Settings
+from quota.errors import QuotaError
+from quota.http import bodies
+from quota.http.problems import CONTENT_TYPE, Problem, of_error
+from quota.ids import uuid7
+from quota.migrate import head
+
+__all__ = ["create_app"]
+
+logger = logging.getLogger("quota.admin")
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
+_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; frame-ancestors 'none'; base-uri 'none'",
+    "X-Frame-Options": "DENY",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+_TITLES = {
+    400: ("malformed", "This request cannot be read."),
+    404: ("not_found", "There is nothing at this path."),
+    405: ("method_not_allowed", "This path does not take this method."),
+    413: ("malformed", f"The body has more than {bodies.BODY_BYTES_MAX} bytes."),
+    414: ("malformed", "The path is too long."),
+    415: ("unsupported_media_type", "Send application/json."),
+}
+
+
+class _Request(Request):
+    """A request whose JSON is read by our own parser, and by nothing else."""
+
+    def get_json(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG002 - the library asks for silence
+        """The body's value. Errors: `Problem` 400 for what cannot be read, 415 for another type."""
+        if self.mimetype != "application/json":
+            raise Problem(415, "unsupported_media_type", "Send application/json.")
+        try:
+            value = bodies.parse(self.get_data())
+        except bodies.Malformed as error:
+            raise Problem(400, "malformed", f"The body is no JSON that can be taken: {error}.") from None
+        if not isinstance(value, dict):
+            # The library would parse a string once more.
+            raise Problem(422, "invalid_argument", "The body: must be an object.")
+        return value
+
+
+def create_app(settings: Settings | None = None, *, client: Client | None = None, cache_s: float = CACHE_S) -> Flask:
+    """Makes the application. It opens no connection before its first request, so that it may be made before a fork.
+
+    Arguments:
+        settings: what the environment decides; None: read it.
+        client: the ledger; None: one for `settings`. It never fails open: operators ask the ledger.
+        cache_s: how long a good token or key is believed, in seconds.
+
+    Errors: `ConfigError` for wrong settings.
+    """
+    if client is None:
+        options = Client.settings_of(Settings.from_env() if settings is None else settings)
+        client = Client(**{**options, "fail_open": False}, application_name="quota api")
+    app = OpenAPI(
+        "quota.admin",
+        info=document.INFO,
+        security_schemes=document.SECURITY,  # type: ignore[arg-type]  # plain JSON is what it becomes
+        doc_ui=False,
+        validation_error_status="default",
+        validation_error_model=ProblemDocument,
+        validation_error_callback=_invalid,
+        static_folder=None,
+    )
+    app.request_class = _Request
+    app.json.ensure_ascii = False  # type: ignore[attr-defined]
+    app.config.update(MAX_CONTENT_LENGTH=bodies.BODY_BYTES_MAX, QUOTA_REVISION=head())
+    app.url_map.converters["segment"] = SegmentConverter
+    app.url_map.merge_slashes = False
+    app.url_map.strict_slashes = True
+    app.extensions["quota"] = client
+    app.extensions["quota.guard"] = Guard(client, cache_s)
+    app.extensions["quota.authenticator"] = Authenticator(client, cache_s)
+    for noun in (
+        keys.keys, tiers.tiers, subjects.subjects, limits.limits, reservations.reservations, books.books,
+        subjects.connections, tokens.tokens, health.health,
+    ):  # fmt: skip
+        app.register_api(noun)
+    app.register_blueprint(document.views)
+    app.extensions["quota.document"] = document.text(app)
+    app.before_request(_admit)
+    app.after_request(_finish)
+    app.register_error_handler(Problem, _problem)
+    app.register_error_handler(QuotaError, _known)
+    app.register_error_handler(HTTPException, _http)
+    app.register_error_handler(Exception, _unknown)
+    app.wsgi_app = PathDecoder(app.wsgi_app)  # type: ignore[method-assign]
+    return app
+
+
+# -- what comes in --------------------------------------------------------------------------------------------------
+
+
+def _admit() -> None:
+    """Refuses what cannot be meant and whoever may not pass, before anything is read from the database."""
+    g.started = time.monotonic()
+    given = request.headers.get("X-Request-Id", "")
+    g.request_id = given if _REQUEST_ID.fullmatch(given) else str(uuid7())
+    if MALFORMED in request.environ:
+        raise Problem(400, "malformed", f"The path cannot be read: {request.environ[MALFORMED]}.")
+    if request.routing_exception is not None:
+        return  # Flask answers it
+    view = current_app.view_functions[str(request.endpoint)]
+    access: Access = getattr(view, "access", NOBODY)
+    if not access.public:
+        guard: Guard = current_app.extensions["quota.guard"]
+        who = guard.principal(request.headers.get("Authorization"), _tenant(), request.remote_addr or "")
+        g.principal = who
+        if who.role not in access.roles:
+            needed = " or ".join(sorted(access.roles)) or "nobody"
+            raise Problem(403, "wrong_role", f"This is for {needed}; this token is a {who.role}.")
+    takes = _takes(view)
+    _must_be_readable_query("query" in takes)
+    if "body" not in takes and request.method not in ("GET", "HEAD") and request.get_data():
+        raise Problem(422, "invalid_argument", "The body: nothing is taken here; leave it out.")
+
+
+@functools.lru_cache(maxsize=1000)
+def _takes(view: Callable[..., Any]) -> frozenset[str]:
+    """Which of `path`, `query` and `body` a route takes."""
+    return frozenset(get_type_hints(inspect.unwrap(view)))
+
+
+def _tenant() -> str | None:
+    header = request.headers.get("Quota-Tenant")
+    if header is None:
+        return None
+    try:
+        return header.encode("latin-1").decode("utf-8")
+    except UnicodeError:
+        raise Problem(400, "malformed", "Quota-Tenant: it is not UTF-8.") from None
+
+
+def _must_be_readable_query(takes_any: bool) -> None:
+    raw = request.query_string
+    try:
+        text = unquote_to_bytes(raw.replace(b"+", b" ")).decode("utf-8")
+    except UnicodeDecodeError:
+        raise Problem(400, "malformed", "The query: it is not UTF-8.") from None
+    if any(ord(character) < 32 or 127 <= ord(character) < 160 for character in text):
+        raise Problem(400, "malformed", "The query: it has control characters.")
+    if raw and not takes_any:
+        raise Problem(422, "invalid_argument", "The query: nothing is taken here; leave it out.")
+    for name, values in request.args.lists():
+        if len(values) > 1:
+            raise Problem(422, "invalid_argument", f"The query: {name} stands twice.")
+
+
+def _invalid(error: ValidationError) -> NoReturn:
+    """What Pydantic has found: field and rule, never the value."""
+    found = [
+        {
+            "field": ".".join(str(part) for part in one["loc"])[:200] or "body",
+            "rule": one["msg"].removeprefix("Value error, "),
+        }
+        for one in error.errors(include_url=False, include_context=False, include_input=False)[:20]
+    ]
+    first = found[0]
+    raise Problem(422, "invalid_argument", f"{first['field']}: {first['rule']}.", members={"errors": found})
+
+
+# -- what goes out --------------------------------------------------------------------------------------------------
+
+
+def _finish(response: Response) -> Response:
+    for name, value in _HEADERS.items():
+        response.headers.setdefault(name, value)
+    response.headers["X-Request-Id"] = g.get("request_id", "")
+    # Answers are for who asked; what they show may change with the next hold.
+    response.headers.setdefault("Cache-Control", "no-store")
+    who = g.get("principal")
+    logger.info(
+        "%s",
+        json.dumps({
+            "request_id": g.get("request_id"),
+            "method": request.method,
+            "route": request.url_rule.rule if request.url_rule else None,
+            "status": response.status_code,
+            "token": who.token if who else None,
+            "tenant": who.tenant if who else None,
+            "ms": round((time.monotonic() - g.get("started", time.monotonic())) * 1000, 1),
+        }),
+    )  # fmt: skip
+    return response
+
+
+def _problem(problem: Problem) -> Response:
+    identity = g.get("request_id")
+    text = json.dumps(
+        problem.document(f"urn:quota-ledger:request:{identity}" if identity else None), ensure_ascii=False
+    )
+    response = Response(text, problem.status, content_type=CONTENT_TYPE)
+    for name, value in problem.headers.items():
+        response.headers[name] = value
+    return response
+
+
+def _known(error: QuotaError) -> Response:
+    problem = of_error(error)
+    if problem.status >= 500:
+        logger.warning("request %s: %s: %s", g.get("request_id"), type(error).__name__, error)
+    return _problem(problem)
+
+
+def _http(error: HTTPException) -> Response:
+    status = error.code or 500
+    name, detail = _TITLES.get(status, ("refused", "This request is refused."))
+    if isinstance(error, RequestEntityTooLarge):
+        status = 400
+    problem = Problem(status, name, detail)
+    if error.response is not None:  # a redirect
+        return error.response  # type: ignore[return-value]
+    for header, value in error.get_headers():
+        if header.lower() == "allow":
+            problem.headers[header] = value
+    return _problem(problem)
+
+
+def _unknown(error: Exception) -> Response:
+    # The traceback goes to the log, with the request's id; its text may quote the input, so nobody else sees it.
+    logger.error("request %s failed", g.get("request_id"), exc_info=error)
+    return _problem(Problem(500, "internal", "The service failed; its operator finds why in its log."))

@@ -1,0 +1,60 @@
+"""Paths in which a part may hold a slash: `pool:aws-1/us-east-1` is one name, sent as `pool:aws-1%2Fus-east-1`.
+
+WSGI hands paths over decoded, when it is too late to tell the slash of a name from one that separates. So the path is
+decoded here, part by part, and a slash inside of a part travels to the router as a control character, which no path may
+hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote_to_bytes
+
+from werkzeug.routing import BaseConverter
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
+__all__ = ["MALFORMED", "PathDecoder", "SegmentConverter"]
+
+MALFORMED = "quota.malformed_path"
+_SLASH = "\x1f"
+
+
+class SegmentConverter(BaseConverter):
+    """One part of a path, slashes included."""
+
+    regex = "[^/]+"
+
+    def to_python(self, value: str) -> str:
+        """The part as it was meant."""
+        return value.replace(_SLASH, "/")
+
+    def to_url(self, value: Any) -> str:
+        """The part as it is sent."""
+        return quote(str(value), safe=":")
+
+
+class PathDecoder:
+    """WSGI middleware that decodes the path anew; what is no UTF-8 or holds control characters is marked."""
+
+    def __init__(self, application: WSGIApplication) -> None:
+        self._application = application
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        """Serves a request."""
+        raw = environ.get("RAW_URI") or environ.get("REQUEST_URI")
+        if isinstance(raw, str) and raw.startswith("/"):
+            parts = [unquote_to_bytes(part) for part in raw.partition("?")[0].encode("latin-1", "replace").split(b"/")]
+            try:
+                decoded = [part.decode("utf-8") for part in parts]
+            except UnicodeDecodeError:
+                environ[MALFORMED] = "it is not UTF-8"
+            else:
+                if any(ord(character) < 32 or 127 <= ord(character) < 160 for part in decoded for character in part):
+                    environ[MALFORMED] = "it has control characters"
+                else:
+                    path = "/".join(part.replace("/", _SLASH) for part in decoded)
+                    environ["PATH_INFO"] = path.encode().decode("latin-1")
+        return self._application(environ, start_response)

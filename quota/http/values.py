@@ -1,0 +1,36 @@
+"""How answers become JSON: amounts and ids as strings, times as RFC 3339, nothing as a binary fraction."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+__all__ = ["plain", "written"]
+
+
+def plain(value: object) -> Any:
+    """Returns what JSON can say: amounts and ids as strings, times as RFC 3339 in UTC, dataclasses as objects."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [plain(item) for item in value]
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    if isinstance(value, datetime):
+        return (value if value.tzinfo is None else value.astimezone(UTC)).isoformat()
+    if isinstance(value, UUID | Path):
+        return str(value)
+    return value
+
+
+def written(value: object) -> str:
+    """Returns the JSON text of an answer."""
+    return json.dumps(plain(value), ensure_ascii=False, separators=(",", ":"))
