@@ -31,10 +31,11 @@ def downgrade() -> None:
         "DROP FUNCTION quota.set_price"
         "(text, text, jsonb, text, timestamptz, timestamptz, bigint, bigint, boolean, text, text)"
     )
-    op.execute("DROP FUNCTION quota.end_price(bigint, timestamptz)")
+    op.execute("DROP FUNCTION quota.end_price(bigint, timestamptz, text)")
     op.execute("DROP FUNCTION quota_internal.change_prices(text), quota_internal.require_rates(jsonb, boolean)")
     op.execute("DROP FUNCTION quota_internal.require_rate(text, jsonb)")
     op.execute("DROP FUNCTION quota_internal.require_price(text, jsonb, integer)")
     op.execute("DROP TABLE quota_internal.prices")
     # The units stay: limits may count them.
-    install("0004", "errors", "grants")
+    install("0004", "errors")
+    install("0004", "grants")

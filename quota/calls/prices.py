@@ -101,13 +101,14 @@ class SetPrice(Call[tuple[int, bool]]):
 
 @dataclass(frozen=True)
 class EndPrice(Call[None]):
-    """`quota.end_price`: ends a version of a price at a time (None: now)."""
+    """`quota.end_price`: ends a version of a price at a time (None: now); `tenant` None: one of everybody's."""
 
     version: int
     at: datetime | None = None
+    tenant: str | None = None
 
     repeatable = False
-    function = Function("end_price", None, version=COUNT, at=INSTANT)
+    function = Function("end_price", None, version=COUNT, at=INSTANT, tenant=NAME)
 
     def answer(self, rows: Sequence[Row]) -> None:
         """Nothing."""

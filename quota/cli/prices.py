@@ -120,10 +120,11 @@ def price_set(
 @price.command("end", epilog=examples("quota price end 17", "quota price end 17 --at 2027-01-01"))
 @click.argument("version", type=click.IntRange(1))
 @click.option("--at", type=_Instant(), help="When. [default: now]")
+@_FOR_ALL
 @with_store
-def price_end(session: Session, version: int, at: datetime | None) -> None:
+def price_end(session: Session, version: int, at: datetime | None, own: bool) -> None:
     """End a price: from then on the model has the next one, or cannot be called."""
-    session.call(EndPrice(version, at))
+    session.call(EndPrice(version, at, session.tenant if own else None))
     session.screen.document({"version": version, "ended_at": at})
     session.screen.line(f"price version {version} ends {'now' if at is None else when(at)}")
 

@@ -139,7 +139,7 @@ BEGIN
             OR set_price.effective_from IS NULL AND p.effective_from <= own.effective_from AND p.effective_until > own.effective_from);
     IF FOUND AND (set_price.effective_until IS NULL OR same.effective_until IN (own.effective_until, 'infinity')) THEN
         IF own.effective_until < same.effective_until AND same.effective_until = 'infinity' THEN
-            PERFORM quota.end_price(same.id, own.effective_until);
+            PERFORM quota.end_price(same.id, own.effective_until, set_price.tenant);
         END IF;
         version := same.id;
         replayed := true;
@@ -172,32 +172,28 @@ $$;
 COMMENT ON FUNCTION quota.set_price(text, text, jsonb, text, timestamptz, timestamptz, bigint, bigint, boolean, text, text) IS
     'Sets what a model costs from a time on, in dollars per million tokens; the price in force ends there. Tenant null: for all.';
 
-CREATE OR REPLACE FUNCTION quota.end_price(version bigint, at timestamptz DEFAULT NULL) RETURNS void
+CREATE OR REPLACE FUNCTION quota.end_price(version bigint, at timestamptz DEFAULT NULL, tenant text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
     old quota_internal.prices;
     until timestamptz := coalesce(at, quota_internal.clock());
 BEGIN
-    SELECT * INTO old FROM quota_internal.prices p WHERE p.id = end_price.version;
-    IF FOUND AND old.tenant <> '' THEN
-        PERFORM quota_internal.change_prices(old.tenant);
-    ELSE
-        PERFORM quota_internal.change_prices(NULL);
-    END IF;
-    SELECT * INTO old FROM quota_internal.prices p WHERE p.id = end_price.version FOR UPDATE;
+    PERFORM quota_internal.change_prices(tenant);
+    SELECT * INTO old FROM quota_internal.prices p
+    WHERE p.tenant = coalesce(end_price.tenant, '') AND p.id = end_price.version FOR UPDATE;
     IF NOT FOUND OR until <= old.effective_from OR until > old.effective_until THEN
         PERFORM quota_internal.fail('invalid_argument',
             format('version %s of a price cannot end at %s', coalesce(version::text, 'null'), until),
-            'Name a version of the view quota.prices, and a time after it began and not after it ends.');
+            'Name a version of the view quota.prices with its tenant, and a time after it began and not after it ends.');
     END IF;
-    UPDATE quota_internal.prices p SET effective_until = until WHERE p.id = end_price.version;
-    PERFORM quota_internal.log(nullif(old.tenant, ''), 'end_price', old.provider || ' ' || old.model,
+    UPDATE quota_internal.prices p SET effective_until = until WHERE p.tenant = old.tenant AND p.id = end_price.version;
+    PERFORM quota_internal.log(end_price.tenant, 'end_price', old.provider || ' ' || old.model,
         jsonb_build_object('version', version, 'effective_until', old.effective_until),
         jsonb_build_object('version', version, 'effective_until', until), NULL);
 END
 $$;
-COMMENT ON FUNCTION quota.end_price(bigint, timestamptz) IS
+COMMENT ON FUNCTION quota.end_price(bigint, timestamptz, text) IS
     'Ends a price: from then on, the default being now, the model has the next one, or none.';
 
 CREATE OR REPLACE FUNCTION quota_internal.price_row(p quota_internal.prices) RETURNS quota.price_row

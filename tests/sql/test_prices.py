@@ -119,7 +119,9 @@ def test_a_tenants_own_price_goes_first_and_is_seen_by_nobody_else(tx_conn: Conn
     assert rates_at(tx_conn, at(1)) == RATES
     assert [entry.tenant for entry in run(tx_conn, PricesOf())] == [None]
     assert run(tx_conn, PricesOf("acme")).find("openai", "M").price.json() == CHEAPER
-    run(tx_conn, EndPrice(own, at(2)))
+    with pytest.raises(InvalidArgument), tx_conn.transaction():
+        run(tx_conn, EndPrice(own, at(2)))
+    run(tx_conn, EndPrice(own, at(2), "acme"))
     assert rates_at(tx_conn, at(2), "acme") == RATES
 
 

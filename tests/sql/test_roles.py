@@ -132,12 +132,10 @@ GOLD = {"tier": "gold", "name": "gold", "unit": "cost", "kind": "budget", "capac
 SHARED = {"bind_login", "create_tenant", "create_unit"}
 # Calls that would change nothing if they got through.
 READS = {"balance", "check", "begin_change", "end_request", "price", "price_book"}
-# Names a row, and with it the tenant that it belongs to.
-ROWS = {"end_price"}
-RATES = {"input": 1, "output": 2}
 # They take a secret in place of a tenant: whoever has it may know whose it is, except from another tenant's login.
 SECRETS = {"verify_key", "verify_token"}
 HASH = b"\x01" * 32
+RATES = {"input": "1", "output": "2"}
 
 
 def calls(login: str) -> dict[str, dict[str, Any]]:
@@ -158,8 +156,8 @@ def calls(login: str) -> dict[str, dict[str, Any]]:
         "create_unit": {"name": "gpu"},
         "credit": {"reservation": SETTLED, "costs": USD, "reason": "why"},
         "end_price": {"version": 1},
-        "end_run": {"name": "run:known"},
         "end_request": {"token": "t", "key": "k", "status": 200, "answer_text": "{}"},
+        "end_run": {"name": "run:known"},
         "ensure_subject": {"name": "org:new"},
         "extend": {"id": HELD, "ttl": "2 hours"},
         "freeze": {"name": "org:x", "reason": "why"},
@@ -167,7 +165,7 @@ def calls(login: str) -> dict[str, dict[str, Any]]:
         "move_subject": {"name": "key:k", "parent": "org:y"},
         "operator_release": {"id": HELD, "reason": "why"},
         "operator_settle": {"id": HELD, "costs": None, "reason": "why"},
-        "price": {"provider": "openai", "model": "m"},
+        "price": {"provider": "p", "model": "m"},
         "price_book": {},
         "reap": {},
         "record": {"subject": "org:x", "costs": USD},
@@ -186,7 +184,7 @@ def calls(login: str) -> dict[str, dict[str, Any]]:
         "rotate_key": {"id": "known", "secret_hash": b"\x02" * 32},
         "set_key_expiry": {"id": "known", "expires_at": "2100-01-01"},
         "set_limit": {"subject": "org:x", "name": "cap", "unit": "usd", "kind": "budget", "capacity": 99},
-        "set_price": {"provider": "openai", "model": "n", "rates": RATES},
+        "set_price": {"provider": "p", "model": "new", "rates": Jsonb(RATES)},
         "set_rate_tier": {"subject": "key:k", "tier": "gold"},
         "set_rate_tiers": {"subjects": ["key:k"], "tier": "gold"},
         "set_tier_limit": GOLD | {"capacity": 99},
@@ -212,6 +210,7 @@ def b_has_it_all(conn: Connection) -> None:
     call(conn, "create_token", "known", "known", "viewer", HASH, tenant="b")
     call(conn, "set_price", "openai", "m", RATES, tenant="b")
     call(conn, "record", "org:x", USD, tenant="b")
+    assert call(conn, "set_price", "p", "m", Jsonb(RATES), tenant="b")["version"] == 1
     advance(conn, "40 days")  # older than what is kept
     hold(conn, "org:x", USD, id=OVERDUE, ttl="1 minute", tenant="b")
     advance(conn, "2 minutes")
@@ -219,6 +218,7 @@ def b_has_it_all(conn: Connection) -> None:
     hold(conn, "org:x", USD, id=SETTLED, ttl="1 hour", tenant="b")
     call(conn, "create_run", "run:known", "org:x", USD, tenant="b")
     call(conn, "settle", SETTLED, tenant="b")
+    assert call(conn, "create_run", "run:known", "org:x", Jsonb(USD), tenant="b")["granted"]
     conn.execute("UPDATE quota_internal.accounts SET reserved = reserved + 1 WHERE tenant = 'b' AND subject = 'org:x'")
 
 

@@ -35,17 +35,20 @@ GRANT EXECUTE ON FUNCTION
     quota.ensure_subject(text, text, text),
     quota.reserve_many(text[], jsonb[], uuid[], interval[], jsonb[], numeric[], text[], jsonb[], boolean, text),
     quota.settle_many(uuid[], jsonb[], boolean[], text[], jsonb[], boolean, text),
-    quota.release_many(uuid[], jsonb[], boolean, text),
+    quota.release_many(uuid[], jsonb[], boolean, text)
+TO quota_worker, quota_admin, quota_api;
+
+GRANT EXECUTE ON FUNCTION
     quota.create_run(text, text, jsonb, interval, integer, integer, bigint, numeric, text),
     quota.end_run(text, text)
 TO quota_worker, quota_admin, quota_api;
 
+GRANT EXECUTE ON FUNCTION quota.balance(text, text) TO quota_worker, quota_reader, quota_admin, quota_api;
+GRANT EXECUTE ON FUNCTION quota.verify_key(text, bytea) TO quota_worker, quota_admin, quota_api;
 GRANT EXECUTE ON FUNCTION
-    quota.balance(text, text),
     quota.price(text, text, text, timestamptz, text),
     quota.price_book(text)
 TO quota_worker, quota_reader, quota_admin, quota_api;
-GRANT EXECUTE ON FUNCTION quota.verify_key(text, bytea) TO quota_worker, quota_admin, quota_api;
 
 GRANT SELECT ON ALL TABLES IN SCHEMA quota TO quota_reader, quota_admin, quota_api;
 GRANT EXECUTE ON FUNCTION quota."check"(text) TO quota_reader, quota_admin, quota_api;
@@ -74,7 +77,7 @@ GRANT EXECUTE ON FUNCTION
     quota.set_tier_limit(text, text, text, text, numeric, numeric, text, text),
     quota.retire_tier(text, text),
     quota.set_price(text, text, jsonb, text, timestamptz, timestamptz, bigint, bigint, boolean, text, text),
-    quota.end_price(bigint, timestamptz),
+    quota.end_price(bigint, timestamptz, text),
     quota.credit(uuid, jsonb, text, uuid, text),
     quota.repair(text),
     quota.create_key(text, text, bytea, text, text, timestamptz, text),
