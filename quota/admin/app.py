@@ -138,7 +138,7 @@ def _admit() -> None:
         g.principal = who
         if who.role not in access.roles:
             needed = " or ".join(sorted(access.roles)) or "nobody"
-            raise Problem(403, "wrong_role", f"This is for {needed}; this token is a {who.role}.")
+            raise Problem(403, "wrong_role", f"This is for {needed}; the role of this token is {who.role}.")
     takes = _takes(view)
     _must_be_readable_query("query" in takes)
     if "body" not in takes and request.method not in ("GET", "HEAD") and request.get_data():

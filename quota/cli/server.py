@@ -85,7 +85,7 @@ def migrate(
 ) -> None:
     """Bring the schema to this release (head), or to REVISION.
 
-    Safe under load: a revision waits at most two seconds for a lock and is tried again.
+    Safe under load: a revision waits at most half a second for a lock and is tried again.
     """
     screen = Screen(as_json)
     _checked_revision(revision, back)

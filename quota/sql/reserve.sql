@@ -420,6 +420,18 @@ BEGIN
 END
 $$;
 
+-- The same, and returns them as they are now.
+CREATE OR REPLACE FUNCTION quota_internal.locked_accounts(tenant text, ids bigint[]) RETURNS quota_internal.accounts[]
+LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN ARRAY(
+        SELECT a FROM quota_internal.accounts a
+        WHERE a.tenant = locked_accounts.tenant AND a.id = ANY (locked_accounts.ids)
+        ORDER BY a.subject, a.limit_name
+        FOR NO KEY UPDATE);
+END
+$$;
+
 CREATE OR REPLACE FUNCTION quota_internal.require_hold_arguments(ttl interval, headroom numeric, on_expiry text, details jsonb)
 RETURNS void
 LANGUAGE plpgsql IMMUTABLE AS $$

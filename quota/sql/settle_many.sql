@@ -226,18 +226,6 @@ BEGIN
 END
 $$;
 
--- Accounts, locked in the one order.
-CREATE OR REPLACE FUNCTION quota_internal.locked_accounts(tenant text, ids bigint[]) RETURNS quota_internal.accounts[]
-LANGUAGE plpgsql AS $$
-BEGIN
-    RETURN ARRAY(
-        SELECT a FROM quota_internal.accounts a
-        WHERE a.tenant = locked_accounts.tenant AND a.id = ANY (locked_accounts.ids)
-        ORDER BY a.subject, a.limit_name
-        FOR NO KEY UPDATE);
-END
-$$;
-
 CREATE OR REPLACE FUNCTION quota_internal.settle_one(
     place integer, id uuid, costs jsonb, final boolean, outcome text, details jsonb, tenant text
 ) RETURNS quota.batch_settlement

@@ -566,11 +566,7 @@ CREATE OR REPLACE FUNCTION quota_internal.lock_touched(tenant text, accs quota_i
 RETURNS quota_internal.accounts[]
 LANGUAGE plpgsql AS $$
 DECLARE
-    locked quota_internal.accounts[] := ARRAY(
-        SELECT a FROM quota_internal.accounts a
-        WHERE a.tenant = lock_touched.tenant AND a.id = ANY (lock_touched.ids)
-        ORDER BY a.subject, a.limit_name
-        FOR NO KEY UPDATE);
+    locked quota_internal.accounts[] := quota_internal.locked_accounts(tenant, ids);
     k integer := 1;
 BEGIN
     IF cardinality(locked) = cardinality(accs) THEN
