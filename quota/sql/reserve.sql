@@ -574,8 +574,8 @@ BEGIN
             WHERE t.name = reserve.tenant AND t.config_version = j.config_version
             ON CONFLICT (tenant, id) DO NOTHING;
             -- Nothing inserted: a limit, tier, lineage or freeze has changed, or the same id was faster. Or a rival of the same
-            -- id took its time to fail, and the hold would be born overdue.
-            IF NOT FOUND OR reserve.id IS NOT NULL AND d.expires_at <= quota_internal.clock() THEN
+            -- id took its time to fail, and the hold would be born overdue. (Three times: a ttl may just be that short.)
+            IF NOT FOUND OR reserve.id IS NOT NULL AND attempt <= 3 AND d.expires_at <= quota_internal.clock() THEN
                 RAISE EXCEPTION USING ERRCODE = 'QT099';
             END IF;
             PERFORM quota_internal.take(reserve.tenant, j.standings, j.at, d.expires_at, j.next_expiry);

@@ -587,7 +587,7 @@ $$;
 --   known   ids that exist already: their rows are locked, before any account
 --   linked  nothing is to be granted: another request of an atomic batch is refused
 CREATE OR REPLACE FUNCTION quota_internal.decide_batch(
-    tenant text, requests quota_internal.batch_request[], known uuid[], atomic boolean, linked boolean,
+    tenant text, requests quota_internal.batch_request[], known uuid[], atomic boolean, linked boolean, attempt integer,
     OUT answers quota.batch_decision[], OUT refused boolean
 )
 LANGUAGE plpgsql AS $$
@@ -689,9 +689,9 @@ BEGIN
         answers := quota_internal.batch_grants(granted, groups, at);
     END IF;
     expires_at := (SELECT min(quota_internal.later(at, r.ttl)) FROM unnest(granted) r);
-    -- A rival of the same id may have taken its time to fail: no hold is born overdue.
+    -- A rival of the same id may have taken its time to fail: no hold is born overdue. (Three times: a ttl may just be that short.)
     IF quota_internal.batch_hold(tenant, granted, groups, at, b.config_version) < cardinality(granted)
-        OR expires_at <= quota_internal.clock()
+        OR attempt <= 3 AND expires_at <= quota_internal.clock()
     THEN
         RAISE EXCEPTION USING ERRCODE = 'QT099';
     END IF;
@@ -742,7 +742,7 @@ BEGIN
         END IF;
         -- A block that can be left: its locks go with it, so that deciding anew begins without any (no deadlock).
         BEGIN
-            decided := quota_internal.decide_batch(reserve_many.tenant, requests, known, atomic, linked);
+            decided := quota_internal.decide_batch(reserve_many.tenant, requests, known, atomic, linked, attempt);
             answers := decided.answers;
             FOR i IN
                 SELECT n FROM generate_series(1, size) n

@@ -414,3 +414,11 @@ def test_a_batch_that_passes_overdue_holds_shows_their_refund(ledger: Connection
         answers = many(ledger, *[("user:1", {"cost": cost}) for cost in asked])
         assert answers[0]["remaining"][-1]["level"] == level
     assert state(ledger, old) == "expired"
+
+
+def test_a_hold_that_is_over_at_once_spoils_no_batch(ledger: Connection) -> None:
+    set_clock(ledger, None)
+    answers = many(ledger, ("user:1", {"usd": 1}, new_id()), ("user:1", {"usd": 2}), ttls=["1 microsecond", None])
+    assert words(answers) == ["granted"] * 2
+    assert outcome(ledger, "reserve", "user:1", {"usd": 1}, ttl="1 microsecond", id=new_id()) == "ok"
+    assert spent_reserved(ledger, "org:a") == (0, 2)
