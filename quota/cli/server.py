@@ -19,7 +19,7 @@ DATA = click.option(
     "--data",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Its folder. [default: QUOTADATA_DIR, else your data folder]",
+    help="Its folder. [default: QUOTA_DATA_DIR, else your data folder]",
 )
 
 
@@ -27,10 +27,10 @@ def embedded_target(data: Path | None) -> Target:
     target = Target.of(None, data)
     if not target.embedded:
         raise ConfigError(
-            f"QUOTADATABASE_URL: {target.shown} is not quota's to start or stop; unset it, or give --data DIR"
+            f"QUOTA_DATABASE_URL: {target.shown} is not quota's to start or stop; unset it, or give --data DIR"
         )
     if sys.platform == "win32":
-        raise ConfigError("the embedded server needs Linux or macOS; set QUOTADATABASE_URL to a running server")
+        raise ConfigError("the embedded server needs Linux or macOS; set QUOTA_DATABASE_URL to a running server")
     return target
 
 

@@ -151,4 +151,5 @@ def test_up_leaves_other_servers_alone(quota: Quota) -> None:
     for command in ("up", "down"):
         refused = quota(command)
         assert refused.code == 2
+        assert refused.complaint.startswith("quota: QUOTA_DATABASE_URL: ")
         assert "not quota's to start or stop" in refused.complaint
