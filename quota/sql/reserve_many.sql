@@ -623,6 +623,9 @@ BEGIN
     accs := b.accs;
     groups := b.groups;
     plain := quota_internal.batch_plain(requests, groups, b.ttl_maximum, known);
+    IF plain = '{}' AND known = '{}' THEN
+        RETURN;
+    END IF;
     granted := ARRAY(SELECT r FROM unnest(plain) r WHERE r.first = r.n);
     asked := quota_internal.batch_sums(granted, groups, cardinality(accs));
     ids := ARRAY(SELECT a.id FROM unnest(accs) WITH ORDINALITY a WHERE asked.sums[a.ordinality] IS NOT NULL);

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 
 import pytest
+from psycopg.types.json import Jsonb
 
 from tests.server import Connection, connect
-from tests.sql.kit import NOON, advance, bucket, budget, call, hold, reserve, set_clock, slots, value
+from tests.sql.kit import NOON, advance, bucket, budget, call, hold, reserve, rows, set_clock, slots, value
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,8 @@ def test_a_refusal_takes_no_lock_writes_no_wal_and_uses_no_xid(database: str, co
     with connect(database) as other, other.transaction():
         answer = reserve(other, "user:1", {"usd": usd})
         assert answer["granted"] is False
+        batch = rows(other, "reserve_many", ["user:1"] * 3, [Jsonb({"usd": usd})] * 3)
+        assert [row["reason"] for row in batch] == [answer["reason"]] * 3
         assert value(other, "SELECT pg_current_xact_id_if_assigned()") is None
         locks = other.execute(
             "SELECT mode FROM pg_locks WHERE pid = pg_backend_pid() AND locktype <> 'virtualxid'"

@@ -179,10 +179,17 @@ def test_the_same_id_twice_in_a_batch(ledger: Connection) -> None:
     three = new_id()
     answers = many(ledger, ("user:1", {"usd": 6}, three), ("user:1", {"usd": 5}, three), ("user:1", {"usd": 1}))
     assert words(answers) == ["held", "granted", "held"]
-    # The first is misuse: the second has the id to itself.
+    # Near the cap, too: what was granted once is held once.
+    five = new_id()
+    asked = [({"usd": 3}, five), ({"usd": 3}, five), ({"usd": 1}, new_id()), ({"usd": 1}, new_id())]
     call(ledger, "release", three)
+    answers = many(ledger, ("user:1", {"usd": 9}), *[("user:1", costs, key) for costs, key in asked])
+    assert words(answers) == ["held", "granted", "replayed", "granted", "granted"]
+    assert spent_reserved(ledger, "org:a") == (0, 10)
+    call(ledger, "release", five)
+    # The first is misuse: the second has the id to itself.
     four = new_id()
-    answers = many(ledger, ("user:1", {"usd": "1e3"}, four), ("user:1", {"usd": 5}, four), ("user:1", {"usd": 5}, four))
+    answers = many(ledger, ("user:1", {"usd": "1e3"}, four), ("user:1", {"usd": 3}, four), ("user:1", {"usd": 3}, four))
     assert words(answers) == ["invalid_amount", "granted", "replayed"]
 
 
