@@ -14,12 +14,13 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from decimal import Decimal
+from itertools import cycle
 from typing import Any
 
 from quota.calls import Reservation
 from quota.client import Client
+from tests.faults.worker import ENDS, SUBJECT
 
-SUBJECT = "user:fleet"
 THREADS = 16
 TTL_S = 6
 CALL_S = 0.004
@@ -37,6 +38,7 @@ def told(answer: Reservation) -> dict[str, Any]:
 
 def coalescing(client: Client) -> Decide:
     """Holds, settles and releases through a coalescing client; some holds are forgotten, and expire."""
+    ends = cycle(ENDS)
 
     def decide(chance: random.Random) -> dict[str, Any]:
         worst = Decimal(chance.randint(100, 500)) / 100
@@ -46,10 +48,11 @@ def coalescing(client: Client) -> Decide:
             time.sleep(CALL_S * 10)  # a refused caller does not come back at once
             return told(answer)
         time.sleep(CALL_S)
-        if chance.random() < 0.1:
+        end = next(ends)
+        if end == "released":
             client.release(answer.reservation)
         # A settle after the hold's time is accepted above the cap: the machine may be slow, this worker is not late.
-        elif chance.random() < 0.95 and time.monotonic() - began_s < TTL_S / 3:
+        elif end == "settled" and time.monotonic() - began_s < TTL_S / 3:
             client.settle(answer.reservation, {"usd": worst * chance.randint(10, 100) / 100})
         return told(answer)
 
