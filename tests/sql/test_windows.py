@@ -231,7 +231,10 @@ def test_a_hold_that_expires_after_its_window_is_not_the_new_windows_affair(
     if used_since:
         hold(tx_conn, "user:1", {"usd": 3})
     now_held = 3 if used_since else 0
-    assert call(tx_conn, "reap", 100) == {"released": int(on_expiry == "release"), "charged": int(on_expiry == "charge")}
+    assert call(tx_conn, "reap", 100) == {
+        "released": int(on_expiry == "release"),
+        "charged": int(on_expiry == "charge"),
+    }
     assert value(tx_conn, "SELECT state FROM quota.reservations WHERE reservation = %s", overdue) == "expired"
     assert spent_reserved(tx_conn, "user:1", "hourly") == (0, now_held)
     assert spent_reserved(tx_conn, "user:1", "life") == (4 if on_expiry == "charge" else 0, now_held)
