@@ -3,7 +3,7 @@
 It spends from `user:fleet` until its time is over, and writes a line of JSON for every decision: what it was told that
 each limit has spent and reserved. The guard is the ledger, or the naive one that it replaces: check, call, add.
 
-What becomes of a hold goes by turns, not by chance: a fleet that was granted a few holds each has seen every end of one.
+What becomes of a hold goes by turns, not by chance: after a few grants a fleet has seen every end of one.
 """
 
 from __future__ import annotations
