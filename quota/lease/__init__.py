@@ -169,8 +169,8 @@ class LeasedBudget(Budget[Client]):
         clock: seconds that never step back, for tests.
 
     Errors: `ConfigError` and those of a cost map for arguments that cannot mean anything. The first call takes the
-    lease, nothing before. Close it, or use it as a context: an interpreter that ends in order closes what was left open,
-    but a process that is killed has its lease booked in full.
+    lease, nothing before. Close it, or use it as a context: an interpreter that ends in order closes what was left
+    open, but the lease of a process that is killed is booked in full.
     """
 
     def call(self, call: Call[A], *, timeout_s: Decimal | float | None = None) -> A:
@@ -266,7 +266,7 @@ class LeasedBudget(Budget[Client]):
 class AsyncLeasedBudget(Budget[AsyncClient]):
     """`LeasedBudget` for asyncio: the same arguments but for an `AsyncClient`, the same verbs, each to be awaited.
 
-    A task of the loop that took the lease looks after it. When the loop has ended nobody closes it: use it as a context.
+    A task of the loop that took the lease looks after it. When the loop has ended nobody closes it.
     """
 
     async def call(self, call: Call[A], *, timeout_s: Decimal | float | None = None) -> A:
