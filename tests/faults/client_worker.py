@@ -19,6 +19,7 @@ from typing import Any
 
 from quota.calls import Reservation
 from quota.client import Client
+from tests.faults.processes import wait_for_the_start
 from tests.faults.worker import ENDS, SUBJECT
 
 THREADS = 16
@@ -65,11 +66,10 @@ WAYS: dict[str, tuple[dict[str, Any], Callable[[Client], Decide]]] = {"coalescin
 
 def main(url: str, way: str, seed: str, seconds: str) -> None:
     settings, how = WAYS[way]
-    until_s = time.monotonic() + float(seconds)
     writing = threading.Lock()
     failures: list[BaseException] = []
 
-    def spend(number: int, decide: Decide) -> None:
+    def spend(number: int, decide: Decide, until_s: float) -> None:
         chance = random.Random(int(seed) * THREADS + number)
         try:
             while time.monotonic() < until_s:
@@ -82,7 +82,9 @@ def main(url: str, way: str, seed: str, seconds: str) -> None:
 
     with Client(url, timeout_s=60, **settings) as client:
         decide = how(client)
-        threads = [threading.Thread(target=spend, args=(number, decide)) for number in range(THREADS)]
+        wait_for_the_start()
+        until_s = time.monotonic() + float(seconds)
+        threads = [threading.Thread(target=spend, args=(number, decide, until_s)) for number in range(THREADS)]
         for thread in threads:
             thread.start()
         for thread in threads:

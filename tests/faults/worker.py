@@ -20,6 +20,8 @@ from typing import Any
 import psycopg
 from psycopg.rows import dict_row
 
+from tests.faults.processes import wait_for_the_start
+
 SUBJECT = "user:fleet"
 TTL_S = 4
 CALL_S = 0.004
@@ -67,8 +69,9 @@ def main(url: str, guard: str, seed: str, seconds: str) -> None:
     chance = random.Random(int(seed))
     decide = {"ledger": with_ledger, "naive": naively}[guard]
     ends = cycle(ENDS)
-    until = time.monotonic() + float(seconds)
     with psycopg.connect(url, autocommit=True, row_factory=dict_row) as connection:
+        wait_for_the_start()
+        until = time.monotonic() + float(seconds)
         while time.monotonic() < until:
             print(json.dumps(decide(connection, chance, ends)), flush=True)
 
