@@ -1,4 +1,4 @@
-"""How answers become JSON: amounts and ids as strings, times as RFC 3339, nothing as a binary fraction."""
+"""How values are written: as JSON (amounts and ids as strings, times as RFC 3339, no binary fraction), and in paths."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 from uuid import UUID
 
-__all__ = ["plain", "written"]
+__all__ = ["path_of", "plain", "written"]
 
 
 def plain(value: object) -> Any:
@@ -34,3 +35,8 @@ def plain(value: object) -> Any:
 def written(value: object) -> str:
     """Returns the JSON text of an answer."""
     return json.dumps(plain(value), ensure_ascii=False, separators=(",", ":"))
+
+
+def path_of(*parts: str) -> str:
+    """Returns the path that these parts make; a slash inside of one stays in it, as `%2F`."""
+    return "".join(f"/{quote(part, safe=':')}" for part in parts)
