@@ -163,13 +163,15 @@ def _tenant() -> str | None:
 
 def _must_be_readable_query(takes_any: bool) -> None:
     raw = request.query_string
+    if not raw:
+        return
     try:
         text = unquote_to_bytes(raw.replace(b"+", b" ")).decode("utf-8")
     except UnicodeDecodeError:
         raise Problem(400, "malformed", "The query: it is not UTF-8.") from None
     if any(ord(character) < 32 or 127 <= ord(character) < 160 for character in text):
         raise Problem(400, "malformed", "The query: it has control characters.")
-    if raw and not takes_any:
+    if not takes_any:
         raise Problem(422, "invalid_argument", "The query: nothing is taken here; leave it out.")
     for name, values in request.args.lists():
         if len(values) > 1:

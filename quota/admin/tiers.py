@@ -143,7 +143,7 @@ def list_tiers() -> Response:
 
 @route(tiers, "post", "/tiers", OPERATE, ok={201: Tier})
 def create_tier(body: TierDraft) -> Response:
-    """Make a tier."""
+    """Make a tier. One that was retired is in force again, with the limits that it had and these."""
     owner = _owner(body.builtin)
 
     def work(do: Do) -> Found:

@@ -17,11 +17,13 @@ __all__ = ["path_of", "plain", "written"]
 
 def plain(value: object) -> Any:
     """Returns what JSON can say: amounts and ids as strings, times as RFC 3339 in UTC, dataclasses as objects."""
+    if value is None or isinstance(value, str | int):  # most of them
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+    if isinstance(value, Sequence) and not isinstance(value, bytes):
         return [plain(item) for item in value]
     if isinstance(value, Decimal):
         return format(value, "f")
@@ -32,9 +34,13 @@ def plain(value: object) -> Any:
     return value
 
 
+# Made once: json.dumps makes an encoder anew for every text that is not written by its defaults.
+_write = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
 def written(value: object) -> str:
     """Returns the JSON text of an answer."""
-    return json.dumps(plain(value), ensure_ascii=False, separators=(",", ":"))
+    return _write(plain(value))
 
 
 def path_of(*parts: str) -> str:

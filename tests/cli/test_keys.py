@@ -166,7 +166,7 @@ def folder() -> Iterator[Path]:
 
 def test_up_runs_database_api_and_reaper(folder: Path) -> None:
     for first in (True, False):
-        port = str(20000 + os.getpid() % 20000 + first)
+        port = str(20000 + os.getpid() % 12000 + first)  # below those that systems give away
         process = subprocess.Popen(
             [QUOTA, "up", "--data", str(folder), "--bind", f"127.0.0.1:{port}", "--workers", "1", "--json"],
             env=environment(None), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
