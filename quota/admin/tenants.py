@@ -95,8 +95,9 @@ def configure_tenant(path: TenantPath, body: TenantChange) -> Response:
     found(ledger().call, path.tenant)
 
     def work(do: Do) -> Found:
-        ttl, keep = (None if given is None else span_of(given) for given in (body.ttl_maximum_s, body.keep_s))
-        do(ConfigureTenant(path.tenant, ttl, body.polling_hint_s, keep))
+        given = body.model_dump(exclude_unset=True)
+        ttl, keep = (span_of(given[name]) if name in given else None for name in ("ttl_maximum_s", "keep_s"))
+        do(ConfigureTenant(path.tenant, ttl, given.get("polling_hint_s"), keep))
         return found(do, path.tenant)
 
     return write(work, tenant=path.tenant, current=lambda do: found(do, path.tenant))

@@ -1,4 +1,4 @@
-"""Where commands of people who operate are carried out: in a database that this machine reaches, or over the HTTP API."""
+"""Where operators' commands are carried out: in a database that this machine reaches, or over the HTTP API."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from quota.cli.remote import Remote
 from quota.cli.requests import request_of
 from quota.cli.screen import Screen
 from quota.cli.store import Session, Target, json_option, opened, target_options
-from quota.errors import AlreadyExists, ParentDiffers, UnknownKey, UnknownSubject, UnknownTier, UnknownToken
+from quota.errors import ParentDiffers, UnknownKey, UnknownSubject, UnknownTier, UnknownToken
 from quota.http.values import path_of
 
 __all__ = ["Desk", "with_desk", "with_plain_desk"]
@@ -167,22 +167,26 @@ class Desk:
         if self.remote is None:
             return self.database.call(EnsureSubject(name, parent, self.tenant))
         try:
-            self.call(CreateSubject(name, parent, None, self.tenant))
-        except AlreadyExists:
             known = self.subject(name)
-            if known["retired"]:
-                raise
-            if parent is not None and known["parent"] != parent:
-                raise ParentDiffers(
-                    f'parent_differs: "{name}" has the parent {known["parent"]}', "See: quota subject move"
-                ) from None
-            return False
-        return True
+        except UnknownSubject:
+            known = None
+        if known is None:
+            self.call(CreateSubject(name, parent, None, self.tenant))
+            return True
+        if known["retired"]:
+            raise UnknownSubject(f'unknown_subject: subject "{name}" is retired', "Names are never used again.")
+        if parent not in (None, known["parent"]):
+            raise ParentDiffers(
+                f'parent_differs: "{name}" is below {known["parent"] or "nobody"}, not "{parent}"',
+                "Move it with quota subject move if that is meant.",
+            )
+        return False
 
     def subjects(self, kind: str | None, below: str | None, retired: bool) -> list[Row]:
         """Lists subjects by name."""
         view = functools.partial(views.subjects, self.tenant, kind=kind, below=below, retired=retired)
-        return self._list(view, "/subjects", kind=kind, below=below, retired="true" if retired else None)
+        rows = self._list(view, "/subjects", kind=kind, below=below, retired="true" if retired else None)
+        return [_with_tier(row) for row in rows]
 
     def subject(self, name: str) -> Row:
         """Reads one subject, retired or not. Errors: `UnknownSubject`."""
@@ -194,7 +198,7 @@ class Desk:
             raise UnknownSubject(
                 f'unknown_subject: no subject "{name}" in tenant "{self.tenant}"', "See: quota subject list"
             )
-        return rows[0]
+        return _with_tier(rows[0])
 
     def balance(self, name: str) -> list[BalanceRow]:
         """Reads where the limits of a subject stand."""
@@ -251,6 +255,11 @@ def token_of(session: Session, identity: str) -> Row:
     if not rows:
         raise UnknownToken(f'unknown_token: there is no token "{identity}"', "See: quota token list")
     return rows[0]
+
+
+def _with_tier(row: Row) -> Row:
+    """A subject as it is shown: only a key has a tier."""
+    return {**row, "rate_tier": row["rate_tier"] if row["kind"] == "key" else None}
 
 
 def _from_now(span: timedelta | None) -> datetime | None:

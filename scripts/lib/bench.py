@@ -86,7 +86,9 @@ def p6(bench: Bench) -> dict[str, Any]:
     }
 
 
-RUN: dict[str, Callable[[Bench], dict[str, Any]]] = {**bench_cpu.RUN, **bench_rates.RUN, "P5": callers.p5, "P6": p6, "P13": bench_http.p13}
+RUN: dict[str, Callable[[Bench], dict[str, Any]]] = {
+    **bench_cpu.RUN, **bench_rates.RUN, "P5": callers.p5, "P6": p6, "P13": bench_http.p13,
+}  # fmt: skip
 
 
 # -- the run --------------------------------------------------------------------------------------------------------

@@ -145,7 +145,8 @@ def p13(bench: Bench) -> dict[str, Any]:
             floor, value = (ask(port, token, bench.options.seconds) for port in (bare, api))
             rounds.append((value, floor))
             sides.append((value.per_second, floor.per_second))
-            say(f"P13: {value.per_second:8,.0f}/s against {floor.per_second:8,.0f}/s: {sides[-1][0] / sides[-1][1]:.2f}x")
+            ratio = value.per_second / floor.per_second
+            say(f"P13: {value.per_second:8,.0f}/s against {floor.per_second:8,.0f}/s: {ratio:.2f}x")
     return result(
         "P13",
         sides,

@@ -167,8 +167,11 @@ def test_paths(ready: Api, path: str, status: int) -> None:
 
 @pytest.mark.parametrize(
     ("path", "status"),
-    [("keys/web", 200), ("oauth-connections/%00", 400), ("oauth-connections/a%1fb", 400), ("oauth-connections/%ff", 400)],
-)
+    [
+        ("keys/web", 200), ("oauth-connections/%00", 400), ("oauth-connections/a%1fb", 400),
+        ("oauth-connections/%ff", 400),
+    ],
+)  # fmt: skip
 def test_paths_in_absolute_form(ready: Api, path: str, status: int) -> None:
     """As proxies are asked; the path has the same rules."""
     answer = ready.request("GET", path, path_prefix=f"http://127.0.0.1:{ready.server.port}/v1/")
