@@ -17,7 +17,7 @@ from flask_openapi3 import OpenAPI
 from pydantic import ValidationError
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
-from quota.admin import books, document, health, keys, limits, reservations, subjects, tiers, tokens
+from quota.admin import books, document, health, keys, limits, reservations, subjects, tenants, tiers, tokens
 from quota.admin.access import NOBODY, Access, Guard
 from quota.admin.paths import MALFORMED, PathDecoder, SegmentConverter
 from quota.admin.routes import ProblemDocument
@@ -103,7 +103,7 @@ def create_app(settings: Settings | None = None, *, client: Client | None = None
     app.extensions["quota.authenticator"] = Authenticator(client, cache_s)
     for noun in (
         keys.keys, tiers.tiers, subjects.subjects, limits.limits, reservations.reservations, books.books,
-        subjects.connections, tokens.tokens, health.health,
+        subjects.connections, tenants.tenants, tenants.units, tokens.tokens, health.health,
     ):  # fmt: skip
         app.register_api(noun)
     app.register_blueprint(document.views)
@@ -163,13 +163,15 @@ def _tenant() -> str | None:
 
 def _must_be_readable_query(takes_any: bool) -> None:
     raw = request.query_string
+    if not raw:
+        return
     try:
         text = unquote_to_bytes(raw.replace(b"+", b" ")).decode("utf-8")
     except UnicodeDecodeError:
         raise Problem(400, "malformed", "The query: it is not UTF-8.") from None
     if any(ord(character) < 32 or 127 <= ord(character) < 160 for character in text):
         raise Problem(400, "malformed", "The query: it has control characters.")
-    if raw and not takes_any:
+    if not takes_any:
         raise Problem(422, "invalid_argument", "The query: nothing is taken here; leave it out.")
     for name, values in request.args.lists():
         if len(values) > 1:

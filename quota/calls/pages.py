@@ -29,9 +29,11 @@ __all__ = [
     "reservations",
     "subjects",
     "tenant",
+    "tenants",
     "tiers",
     "token",
     "tokens",
+    "units",
     "usage",
 ]
 
@@ -145,6 +147,18 @@ FROM quota.tokens
 WHERE id > %(after)s::text AND (tenant = %(tenant)s::text OR tenant IS NULL AND %(shared)s::boolean)
     AND (%(id)s::text IS NULL OR id = %(id)s::text)
 ORDER BY id LIMIT %(most)s::integer
+"""
+_TENANTS = """
+SELECT name, trim_scale(extract(epoch FROM ttl_maximum)) AS ttl_maximum_s, polling_hint_s,
+    trim_scale(extract(epoch FROM keep)) AS keep_s, created_at
+FROM quota.tenants
+WHERE name > %(after)s::text AND (%(name)s::text IS NULL OR name = %(name)s::text)
+ORDER BY name LIMIT %(most)s::integer
+"""
+_UNITS = """
+SELECT name, money FROM quota.units
+WHERE name > %(after)s::text AND (%(name)s::text IS NULL OR name = %(name)s::text)
+ORDER BY name LIMIT %(most)s::integer
 """
 _HEALTH = """
 SELECT (SELECT version_num FROM public.quota_alembic_version) AS revision,
@@ -307,6 +321,16 @@ def tokens(tenant: str, *, shared: bool, after: str = FIRST_ID, most: int) -> Vi
 def token(tenant: str, identity: str, *, shared: bool) -> View:
     """Returns the call for one token."""
     return _page(_TOKENS, {"tenant": tenant, "shared": shared, "after": FIRST_ID, "most": 1, "id": identity})
+
+
+def tenants(*, name: str | None = None, after: str = FIRST_ID, most: int) -> View:
+    """Returns the call for tenants by name, their settings in seconds. `name`: that one only."""
+    return _page(_TENANTS, {"name": name, "after": after, "most": most})
+
+
+def units(*, name: str | None = None, after: str = FIRST_ID, most: int) -> View:
+    """Returns the call for units by name. `name`: that one only."""
+    return _page(_UNITS, {"name": name, "after": after, "most": most})
 
 
 def money_units() -> View:

@@ -17,14 +17,17 @@ WORKER = {"reserve", "settle", "release", "adjust", "extend", "record_usage", "v
 VIEWER = {
     "list_keys", "get_key", "list_tiers", "get_tier", "list_subjects", "get_subject", "get_balance", "list_limits",
     "get_limit", "list_reservations", "get_reservation", "list_ledger", "export_ledger", "get_usage", "list_log",
-    "check_books", "list_connections", "get_connection",
+    "check_books", "list_connections", "get_connection", "list_tenants", "get_tenant", "list_units", "get_unit",
 }  # fmt: skip
 OPERATOR = VIEWER | {
     "create_key", "change_key", "rotate_key", "revoke_key", "set_tier_of_keys", "verify_key", "create_tier",
     "set_tier_limit", "retire_tier", "create_subject", "move_subject", "freeze_subject", "unfreeze_subject",
-    "retire_subject", "set_limit", "remove_limit", "settle", "release", "create_connection",
+    "retire_subject", "set_limit", "remove_limit", "settle", "release", "credit", "create_connection",
 }  # fmt: skip
-OWNER = OPERATOR | {"list_tokens", "create_token", "get_token", "revoke_token", "repair_books"}
+OWNER = OPERATOR | {
+    "list_tokens", "create_token", "get_token", "revoke_token", "repair_books", "create_tenant", "configure_tenant",
+    "create_unit",
+}  # fmt: skip
 MAY = {"worker": WORKER, "viewer": VIEWER, "operator": OPERATOR, "owner": OWNER}
 
 
@@ -84,7 +87,7 @@ def populate(api: Api) -> dict[str, str]:
     held = api.do("POST", "/reservations", {"subject": f"key:{key}", "costs": {"usd": "1"}}, role="worker")
     api.do("POST", "/usage-records", {"subject": f"key:{key}", "costs": {"usd": "2"}}, role="worker")
     token = api.do("POST", "/tokens", {"name": "hidden", "role": "viewer"})["id"]
-    return {"key": key, "token": token, "reservation": held["reservation"]}
+    return {"key": key, "token": token, "reservation": held["reservation"], "tenant": api.tenant}
 
 
 def aimed(route: Route, theirs: dict[str, str]) -> str:
@@ -96,7 +99,7 @@ def aimed(route: Route, theirs: dict[str, str]) -> str:
     }  # fmt: skip
     return route.path(
         id=ids.get(noun, ""), tier="hidden", subject="org:secret", owner="org:secret",
-        name="x" if noun == "tiers" else "cap",
+        name="x" if noun == "tiers" else "cap", tenant=theirs["tenant"], unit="hidden",
     )  # fmt: skip
 
 

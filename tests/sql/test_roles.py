@@ -35,10 +35,11 @@ WORKER = {
 READER = {"balance", "check", "price", "price_book"}
 REAPER = {"reap"}
 API = {
-    "create_subject", "move_subject", "retire_subject", "freeze", "unfreeze", "set_limit", "remove_limit",
-    "set_rate_tier", "set_rate_tiers", "set_tier_limit", "retire_tier", "credit", "repair", "create_key", "rename_key",
-    "set_key_expiry", "rotate_key", "revoke_key", "create_token", "revoke_token", "verify_token", "begin_change",
-    "begin_request", "end_request", "operator_settle", "operator_release", "logged_check", "set_price", "end_price",
+    "create_tenant", "configure_tenant", "create_unit", "create_subject", "move_subject", "retire_subject", "freeze",
+    "unfreeze", "set_limit", "remove_limit", "set_rate_tier", "set_rate_tiers", "set_tier_limit", "retire_tier",
+    "credit", "repair", "create_key", "rename_key", "set_key_expiry", "rotate_key", "revoke_key", "create_token",
+    "revoke_token", "verify_token", "begin_change", "begin_request", "end_request", "operator_settle",
+    "operator_release", "logged_check", "set_price", "end_price",
 }  # fmt: skip
 ROLES = {
     "quota_worker": WORKER, "quota_reader": READER, "quota_reaper": REAPER, "quota_api": WORKER | READER | API,
