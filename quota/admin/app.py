@@ -17,7 +17,19 @@ from flask_openapi3 import OpenAPI
 from pydantic import ValidationError
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
-from quota.admin import books, document, health, keys, limits, reservations, subjects, tiers, tokens
+from quota.admin import (
+    books,
+    document,
+    health,
+    keys,
+    limits,
+    prices,
+    reports,
+    reservations,
+    subjects,
+    tiers,
+    tokens,
+)
 from quota.admin.access import NOBODY, Access, Guard
 from quota.admin.paths import MALFORMED, PathDecoder, SegmentConverter
 from quota.admin.routes import ProblemDocument
@@ -103,7 +115,7 @@ def create_app(settings: Settings | None = None, *, client: Client | None = None
     app.extensions["quota.authenticator"] = Authenticator(client, cache_s)
     for noun in (
         keys.keys, tiers.tiers, subjects.subjects, limits.limits, reservations.reservations, books.books,
-        subjects.connections, tokens.tokens, health.health,
+        prices.prices, reports.reports, subjects.connections, tokens.tokens, health.health,
     ):  # fmt: skip
         app.register_api(noun)
     app.register_blueprint(document.views)

@@ -59,6 +59,7 @@ from quota.calls.keys import (
     VerifyToken,
 )
 from quota.calls.prices import EndPrice, PriceOf, PricesOf, SetPrice
+from quota.calls.reports import ReportCalibration, ReportModels, ReportPools
 from quota.calls.runs import CreateRun, EndRun, RunDecision
 from quota.calls.worker import (
     Adjust,
@@ -119,6 +120,9 @@ __all__ = [
     "RenameKey",
     "Repair",
     "Repaired",
+    "ReportCalibration",
+    "ReportModels",
+    "ReportPools",
     "RequestClaim",
     "Reservation",
     "Reserve",

@@ -13,7 +13,7 @@ from tests.server import Connection
 # Which goes before which; whatever is not named here comes in between, in the order of the document.
 FIRST = [
     "create_subject", "create_key", "create_tier", "set_limit", "create_connection", "create_token", "reserve",
-    "record_usage", "adjust", "extend",
+    "record_usage", "adjust", "extend", "set_price",
 ]  # fmt: skip
 LAST = [
     "settle",
@@ -61,6 +61,9 @@ def test_every_example_works(api: Api, db: Connection, first: bool) -> None:
             made = api.do("POST", "/reservations", {"subject": "key:web", "costs": {"usd": "0.25"}}, role="worker")
             held = (made["reservation"],)
         other = {"id": held[0]} if "/reservations/" in route.rule else {}
+        if "/prices/" in route.rule:
+            newest = api.get("/prices")["items"][-1]["version"]
+            other = {"version": newest}
         if "/tokens/" in route.rule:
             other = {"id": f"ops-{api.tenant}"}
         query = {
