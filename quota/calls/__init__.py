@@ -60,6 +60,7 @@ from quota.calls.keys import (
     VerifyToken,
 )
 from quota.calls.prices import EndPrice, PriceOf, PricesOf, SetPrice
+from quota.calls.reports import ReportCalibration, ReportModels, ReportPools
 from quota.calls.runs import CreateRun, EndRun, RunDecision
 from quota.calls.worker import (
     Adjust,
@@ -123,6 +124,9 @@ __all__ = [
     "RenameKey",
     "Repair",
     "Repaired",
+    "ReportCalibration",
+    "ReportModels",
+    "ReportPools",
     "RequestClaim",
     "Reservation",
     "Reserve",

@@ -52,6 +52,11 @@ TO quota_worker, quota_reader, quota_admin, quota_api;
 
 GRANT SELECT ON ALL TABLES IN SCHEMA quota TO quota_reader, quota_admin, quota_api;
 GRANT EXECUTE ON FUNCTION quota."check"(text) TO quota_reader, quota_admin, quota_api;
+GRANT EXECUTE ON FUNCTION
+    quota.report_models(timestamptz, timestamptz, text),
+    quota.report_pools(timestamptz, timestamptz, text),
+    quota.report_calibration(timestamptz, timestamptz, text)
+TO quota_reader, quota_admin, quota_api;
 
 GRANT EXECUTE ON FUNCTION quota.reap(integer, text) TO quota_reaper, quota_admin;
 

@@ -32,7 +32,9 @@ WORKER = {
     "adjust", "balance", "create_run", "end_run", "ensure_subject", "extend", "limits_of", "price", "price_book",
     "record", "release", "release_many", "reserve", "reserve_many", "settle", "settle_many", "verify_key",
 }  # fmt: skip
-READER = {"balance", "check", "limits_of", "price", "price_book"}
+READER = {
+    "balance", "check", "limits_of", "price", "price_book", "report_calibration", "report_models", "report_pools",
+}  # fmt: skip
 REAPER = {"reap"}
 API = {
     "create_tenant", "configure_tenant", "create_unit", "create_subject", "move_subject", "retire_subject", "freeze",
@@ -132,7 +134,7 @@ GOLD = {"tier": "gold", "name": "gold", "unit": "cost", "kind": "budget", "capac
 # What every tenant shares is not for a bound login at all, whichever tenant it names.
 SHARED = {"bind_login", "create_tenant", "create_unit"}
 # Calls that would change nothing if they got through.
-READS = {"balance", "check", "begin_change", "end_request", "limits_of", "price", "price_book"}
+READS = {"begin_change", "end_request"} | READER
 # They take a secret in place of a tenant: whoever has it may know whose it is, except from another tenant's login.
 SECRETS = {"verify_key", "verify_token"}
 HASH = b"\x01" * 32
@@ -176,6 +178,9 @@ def calls(login: str) -> dict[str, dict[str, Any]]:
         "remove_limit": {"subject": "org:x", "name": "cap"},
         "rename_key": {"id": "known", "name": "another"},
         "repair": {},
+        "report_calibration": {},
+        "report_models": {},
+        "report_pools": {},
         "reserve": {"subject": "org:x", "costs": USD},
         "reserve_many": {"subjects": ["org:x"], "costs": [Jsonb(USD)]},
         "retain": {},
