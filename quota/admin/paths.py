@@ -8,16 +8,15 @@ hold.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote_to_bytes
 
 from werkzeug.routing import BaseConverter
 
 if TYPE_CHECKING:
-    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+    from _typeshed.wsgi import WSGIEnvironment
 
-__all__ = ["MALFORMED", "PathDecoder", "SegmentConverter"]
+__all__ = ["MALFORMED", "SegmentConverter", "decode_path"]
 
 MALFORMED = "quota.malformed_path"
 _SLASH = "\x1f"
@@ -39,25 +38,18 @@ class SegmentConverter(BaseConverter):
         return quote(str(value), safe=":")
 
 
-class PathDecoder:
-    """WSGI middleware that decodes the path anew; what is no UTF-8 or holds control characters is marked."""
-
-    def __init__(self, application: WSGIApplication) -> None:
-        self._application = application
-
-    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        """Serves a request."""
-        try:
-            parts = _parts(environ)
-        except UnicodeDecodeError:
-            environ[MALFORMED] = "it is not UTF-8"
-        else:
-            if any(map(_CONTROL.search, parts)):
-                environ[MALFORMED] = "it has control characters"
-            else:
-                path = "/".join(part.replace("/", _SLASH) for part in parts)
-                environ["PATH_INFO"] = path.encode().decode("latin-1")
-        return self._application(environ, start_response)
+def decode_path(environ: WSGIEnvironment) -> None:
+    """Decodes the path of a request anew; what is no UTF-8 or holds control characters is marked as `MALFORMED`."""
+    try:
+        parts = _parts(environ)
+    except UnicodeDecodeError:
+        environ[MALFORMED] = "it is not UTF-8"
+        return
+    if any(map(_CONTROL.search, parts)):
+        environ[MALFORMED] = "it has control characters"
+    else:
+        path = "/".join(part.replace("/", _SLASH) for part in parts)
+        environ["PATH_INFO"] = path.encode().decode("latin-1")
 
 
 def _parts(environ: WSGIEnvironment) -> list[str]:
