@@ -34,6 +34,7 @@ from quota.calls.answers import (
     Row,
     Settlement,
     Standing,
+    Turn,
     Violation,
 )
 from quota.calls.base import Amount, Call, Costs, Function
@@ -70,6 +71,7 @@ from quota.calls.worker import (
     Record,
     Release,
     Reserve,
+    ReserveInTurn,
     Settle,
 )
 
@@ -122,6 +124,7 @@ __all__ = [
     "RequestClaim",
     "Reservation",
     "Reserve",
+    "ReserveInTurn",
     "ReserveMany",
     "RetireSubject",
     "RetireTier",
@@ -141,6 +144,7 @@ __all__ = [
     "Settlement",
     "Standing",
     "TokenHolder",
+    "Turn",
     "Unfreeze",
     "VerifyKey",
     "VerifyToken",
