@@ -100,7 +100,7 @@ def reserve(
         wait: for how many seconds to wait in turn when there is no room, behind those who wait already; 0: ask once,
             and let them pass; None: ask once, whoever waits.
 
-    Result: the reservation; a refusal is a value too, see `raise_if_refused`. It comes at once where waiting cannot help.
+    Result: the reservation; a refusal is a value too, see `raise_if_refused`, and comes at once when no wait can help.
     Errors: the `Misuse` that the database names; `Unavailable`, unless the client is set to fail open; `Shortage` when
     it has waited and there was no room.
     """

@@ -1,4 +1,4 @@
-"""`quota demo agents`: a lead that spawns agents, processes each, one of which runs away; every cap above them holds."""
+"""`quota demo agents`: a lead spawns agents, a process each, and one of them runs away; every cap above them holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A provider of models on this machine: it speaks the format of chat completions, answers nothing of worth, and counts."""
+"""A provider of models on this machine: it speaks the format of chat completions, says nothing of worth, and counts."""
 
 from __future__ import annotations
 
