@@ -35,6 +35,7 @@ from quota.calls.answers import (
     Row,
     Settlement,
     Standing,
+    Turn,
     Violation,
 )
 from quota.calls.base import Amount, Call, Costs, Function
@@ -73,6 +74,7 @@ from quota.calls.worker import (
     Record,
     Release,
     Reserve,
+    ReserveInTurn,
     Settle,
 )
 
@@ -130,6 +132,7 @@ __all__ = [
     "RequestClaim",
     "Reservation",
     "Reserve",
+    "ReserveInTurn",
     "ReserveMany",
     "RetireSubject",
     "RetireTier",
@@ -149,6 +152,7 @@ __all__ = [
     "Settlement",
     "Standing",
     "TokenHolder",
+    "Turn",
     "Unfreeze",
     "VerifyKey",
     "VerifyToken",

@@ -30,7 +30,8 @@ from tests.sql.kit import (
 
 WORKER = {
     "adjust", "balance", "create_run", "end_run", "ensure_subject", "extend", "limits_of", "price", "price_book",
-    "record", "release", "release_many", "reserve", "reserve_many", "settle", "settle_many", "verify_key",
+    "record", "release", "release_many", "reserve", "reserve_in_turn", "reserve_many", "settle", "settle_many",
+    "verify_key",
 }  # fmt: skip
 READER = {
     "balance", "check", "limits_of", "price", "price_book", "report_calibration", "report_models", "report_pools",
@@ -129,6 +130,7 @@ def test_a_worker_works_and_is_turned_away_elsewhere(database: str, conn: Connec
 # -- a bound login -----------------------------------------------------------------------------------------------------
 
 HELD, SETTLED, OVERDUE = (UUID(f"00000000-0000-7000-8000-00000000000{n}") for n in (1, 2, 3))
+TURN = UUID("00000000-0000-7000-8000-000000000009")
 USD = {"usd": 1}
 GOLD = {"tier": "gold", "name": "gold", "unit": "cost", "kind": "budget", "capacity": 9}
 # What every tenant shares is not for a bound login at all, whichever tenant it names.
@@ -181,6 +183,7 @@ def calls(login: str) -> dict[str, dict[str, Any]]:
         "report_calibration": {},
         "report_models": {},
         "report_pools": {},
+        "reserve_in_turn": {"subject": "org:x", "costs": USD, "id": TURN},
         "reserve": {"subject": "org:x", "costs": USD},
         "reserve_many": {"subjects": ["org:x"], "costs": [Jsonb(USD)]},
         "retain": {},

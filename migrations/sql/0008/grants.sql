@@ -33,6 +33,7 @@ GRANT EXECUTE ON FUNCTION
     quota.extend(uuid, interval, text),
     quota.record(text, jsonb, uuid, text[], jsonb, text),
     quota.ensure_subject(text, text, text),
+    quota.reserve_in_turn(text, jsonb, uuid, interval, interval, text[], numeric, text, jsonb, text),
     quota.reserve_many(text[], jsonb[], uuid[], interval[], jsonb[], numeric[], text[], jsonb[], boolean, text),
     quota.settle_many(uuid[], jsonb[], boolean[], text[], jsonb[], boolean, text),
     quota.release_many(uuid[], jsonb[], boolean, text)
