@@ -121,6 +121,8 @@ def test_account_and_region_may_be_named() -> None:
             f'{{"Quotas": [\n{{"QuotaName": "a", "Value": 1, "QuotaArn": "{ARN}"}},\n{{"QuotaName": "b"}}]}}',
             "line 3: .*None",
         ),
+        ('{"Quotas": [], "Quotas": [7]}', 'line 1: no JSON: the key "Quotas" stands twice'),
+        ('{"x": {"Quotas": [1, 2]}, "Quotas":\n[7]}', "line 2: .* is no quota"),
         ('{"Quotas": [{"QuotaName": "a", "Value": "1"}]}', 'line 1: "Value" of "a" is 1'),
         ('{"Quotas": [{"QuotaName": "a", "Value": -1}]}', "-1"),
         ('{"Quotas": [{"QuotaName": "a", "Value": NaN}]}', "nan"),
