@@ -216,9 +216,16 @@ def _name_and_value(one: dict[str, Any], line: int) -> tuple[str, Decimal]:
     name, value = one.get("QuotaName"), one.get("Value")
     if not isinstance(name, str) or not name:
         raise InvalidQuotas(f'line {line}: "QuotaName" is {name!r:.60}, not the text of a name')
-    if not isinstance(value, Decimal) or not 0 <= value < _VALUE_MAX:
-        raise InvalidQuotas(f'line {line}: "Value" of "{name}" is {value!s:.60}, not a number from 0 to below 10^15')
+    if not isinstance(value, Decimal) or not 0 <= value < _VALUE_MAX or _decimals(value) > 12:
+        raise InvalidQuotas(
+            f'line {line}: "Value" of "{name}" is {value!s:.60}, not a number below 10^15 with at most 12 decimals'
+        )
     return name, value.normalize() + 0
+
+
+def _decimals(value: Decimal) -> int:
+    exponent = value.as_tuple().exponent
+    return -exponent if isinstance(exponent, int) else 0
 
 
 def _place(one: dict[str, Any], line: int, account: str | None, region: str | None) -> str:

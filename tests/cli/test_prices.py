@@ -55,6 +55,24 @@ def test_a_file_that_is_no_map(quota: Quota, tmp_path: Path) -> None:
     assert "line 3" in done.err
 
 
+def test_an_import_is_all_or_nothing(quota: Quota, tmp_path: Path) -> None:
+    file = tmp_path / "prices.json"
+    fine = {"provider": "acme", "model": "m", "rates": {"input": "1", "output": "2"}, "output_max": 9}
+    for wrong, told in (
+        ({"model": "x\u200b"}, "invalid_name"),
+        ({"model": "m"}, "entry 2"),
+        ({"model": "n", "effective_from": "2030-02-01T00:00Z", "effective_until": "2030-01-01T00:00Z"}, "entry 2"),
+        ({"model": "m", "effective_from": "2030-01-01T00:00Z"}, "in force at once"),
+        ({"model": "n", "variant": "Batch!"}, "entry 2"),
+        ({"model": "n", "effective_from": "tomorrow"}, "entry 2"),
+    ):
+        file.write_text(json.dumps([fine, {**fine, **wrong}]))
+        done = quota("price", "import", str(file))
+        assert done.code == 2
+        assert told in done.err
+    assert quota("price", "list", "--json").out == ""
+
+
 def test_the_package_fills_the_book(quota: Quota) -> None:
     done = json.loads(quota("price", "import", "--provider", "cerebras", "--json").out)
     assert done["new"] > 0

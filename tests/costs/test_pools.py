@@ -128,6 +128,8 @@ def test_account_and_region_may_be_named() -> None:
         ('{"Quotas": [{"QuotaName": "a", "Value": NaN}]}', "nan"),
         ('{"Quotas": [{"QuotaName": "a", "Value": 1e40}]}', "1E"),
         ('{"Quotas": [{"QuotaName": "a", "Value": true}]}', "True"),
+        ('{"Quotas": [{"QuotaName": "a", "Value": 0.1234567890123}]}', "at most 12 decimals"),
+        ('{"Quotas": [{"QuotaName": "a", "Value": 1e-999999999}]}', "at most 12 decimals"),
         ('{"Quotas": [{"QuotaName": "a", "Value": 1, "QuotaArn": "x"}]}', "names no account and region"),
     ],
 )

@@ -114,16 +114,13 @@ def test_a_ledger_that_is_away_is_told_later(
     assert told(books, route) == [("too_large", books.user, "cap", 2, 0)]
 
 
-def test_a_later_call_tells_what_is_due(
-    ai: openai.OpenAI, books: Books, route: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_later_call_tells_what_is_due(ai: openai.OpenAI, guard: Guard, books: Books, route: str) -> None:
     for _ in range(2):
         with pytest.raises(Refused):
             ai.chat.completions.create(**TOO_MUCH)
     ai.chat.completions.create(**ASKED)
     assert len(told(books, route)) == 1
-    moment = time.monotonic()
-    monkeypatch.setattr(refusals.time, "monotonic", lambda: moment + 11)
+    guard.refusals._told_at -= 11
     ai.chat.completions.create(**ASKED)
     assert [row[3] for row in told(books, route)] == [1, 1]
 
