@@ -21,6 +21,24 @@ def test_a_price_is_set_listed_changed_and_ended(quota: Quota) -> None:
     assert len(quota("price", "list", "--json").out.splitlines()) == 1
 
 
+def test_long_context_sound_and_a_fee_for_every_request(quota: Quota) -> None:
+    done = quota(
+        "price", "set", "google", "m", "--input", "1.25", "--output", "10", "--long-context", "200000", "2.5", "15",
+        "--input-audio", "3", "--request", "0.000000000001", "--long-context", "100000", "2", "12", "--json",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    (row,) = quota("price", "list", "--json").rows
+    assert row["rates"] == {
+        "input": {"base": "1.25", "steps": [{"above": 100000, "price": "2"}, {"above": 200000, "price": "2.5"}]},
+        "output": {"base": "10", "steps": [{"above": 100000, "price": "12"}, {"above": 200000, "price": "15"}]},
+        "input_audio": "3",
+        "request": "0.000000000001",
+    }
+    twice = ("--long-context", "5", "2", "2", "--long-context", "5", "3", "3")
+    refused = quota("price", "set", "google", "n", "--input", "1", "--output", "1", *twice)
+    assert (refused.code, "a step of input" in refused.err) == (2, True)
+
+
 def test_mistakes_are_told_with_their_value(quota: Quota) -> None:
     free = quota("price", "set", "acme", "m", "--input", "0", "--output", "0")
     assert free.code == 2
