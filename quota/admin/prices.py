@@ -77,7 +77,7 @@ class PriceDraft(Body):
     model: Name
     rates: dict[str, Any] = Field(
         description="Dollars per million tokens: `input` and `output`, and where they differ `cached_input`, "
-        "`cache_write_5m`, `cache_write_1h`, `input_audio`, `output_audio`; dollars per `request`, in `uses` per use."
+        "`cache_write_5m`, `cache_write_1h`, `input_audio`, `output_audio`; dollars per `request` and in `uses`."
     )
     variant: Variant = ""
     effective_from: Time | Literal["-infinity"] | None = Field(None, description="Left out: now.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
@@ -12,7 +13,7 @@ import click
 
 from quota.calls import EndPrice, PricesOf, SetPrice
 from quota.cli.help import Ordered, examples
-from quota.cli.params import INSTANT, PRICE, text_of
+from quota.cli.params import AMOUNT, INSTANT, PRICE, text_of
 from quota.cli.screen import number, when
 from quota.cli.store import Session, with_store
 from quota.costs.catalogs import Catalog, read_catalog
@@ -40,16 +41,27 @@ def price() -> None:
         "quota price set openai gpt-4o --input 2.5 --cached-input 1.25 --output 10 --output-max 16384",
         "quota price set openai gpt-4o --input 2 --output 8 --from 2027-01-01",
         "quota price set acme llama --input 0 --output 0 --free",
+        "quota price set google gemini --input 1.25 --output 10 --long-context 200000 2.5 15",
         "quota price set anthropic claude-opus-5 --input 4 --output 20 --own --tenant acme",
     ),
 )
 @click.argument("provider")
 @click.argument("model")
-@click.option("--input", "input_", type=PRICE, required=True, help="Tokens sent.")
+@click.option("--input", type=PRICE, required=True, help="Tokens sent.")
 @click.option("--output", type=PRICE, required=True, help="Tokens that come back, reasoning included.")
 @click.option("--cached-input", type=PRICE, help="Tokens that a cache served. [default: as input]")
 @click.option("--cache-write-5m", type=PRICE, help="Tokens written to a cache. [default: as input]")
 @click.option("--cache-write-1h", type=PRICE, help="Written for an hour. [default: as for five minutes]")
+@click.option("--input-audio", type=PRICE, help="Sound sent. [default: calls with sound are refused]")
+@click.option("--output-audio", type=PRICE, help="Sound that comes back.")
+@click.option("--request", type=AMOUNT, help="Dollars for every request.")
+@click.option(
+    "--long-context",
+    type=(click.IntRange(1), PRICE, PRICE),
+    multiple=True,
+    metavar="TOKENS INPUT OUTPUT",
+    help="When more is sent, all of the request costs so much; may stand more than once.",
+)
 @click.option("--variant", default="", help="Such as batch. [default: the usual price]")
 @click.option("--from", "start", type=INSTANT, help="In force from then on. [default: now]")
 @click.option("--until", type=INSTANT, help="In force until then. [default: until another price begins]")
@@ -63,11 +75,7 @@ def price_set(
     session: Session,
     provider: str,
     model: str,
-    input_: Decimal,
-    output: Decimal,
-    cached_input: Decimal | None,
-    cache_write_5m: Decimal | None,
-    cache_write_1h: Decimal | None,
+    long_context: tuple[tuple[int, Decimal, Decimal], ...],
     variant: str,
     start: datetime | None,
     until: datetime | None,
@@ -76,16 +84,10 @@ def price_set(
     free: bool,
     source: str | None,
     own: bool,
+    **parts: Decimal | None,
 ) -> None:
     """Set what a model costs from a time on. The price in force ends there."""
-    parts = {
-        "input": input_,
-        "cached_input": cached_input,
-        "cache_write_5m": cache_write_5m,
-        "cache_write_1h": cache_write_1h,
-        "output": output,
-    }
-    rates = {part: format(rate, "f") for part, rate in parts.items() if rate is not None}
+    rates = _rates(parts, sorted(long_context))
     call = SetPrice(
         provider.lower(),
         model.lower(),
@@ -104,6 +106,15 @@ def price_set(
         {"version": version, "replayed": replayed, "provider": call.provider, "model": call.model, "rates": rates}
     )
     session.screen.line(f"price of {call.model}: version {version}{', as before' if replayed else ''}")
+
+
+def _rates(parts: Mapping[str, Decimal | None], steps: Sequence[tuple[int, Decimal, Decimal]]) -> dict[str, object]:
+    rates: dict[str, object] = {part: format(rate, "f") for part, rate in parts.items() if rate is not None}
+    if steps:
+        for part, at in (("input", 1), ("output", 2)):
+            dearer = [{"above": step[0], "price": format(step[at], "f")} for step in steps]
+            rates[part] = {"base": rates[part], "steps": dearer}
+    return rates
 
 
 @price.command("end", epilog=examples("quota price end 17", "quota price end 17 --at 2027-01-01"))

@@ -18,8 +18,8 @@ def put(api: Api, **more: Any) -> Any:
 
 
 def listed(api: Api, query: str = "") -> list[Any]:
-    items: list[Any] = api.get(f"/prices{query}")["items"]
-    return items
+    """The tenant's own prices; other tests may show theirs to everybody."""
+    return [one for one in api.get(f"/prices{query}")["items"] if not one["shared"]]
 
 
 def test_a_price_is_set_shown_changed_and_ended(api: Api) -> None:
@@ -123,15 +123,15 @@ def test_shared_prices_take_a_token_for_every_tenant(server: Server, db: Connect
     shared = everybody.do("POST", "/prices", {**DRAFT, "model": f"m-{api.tenant}", "shared": True})
     try:
         assert shared["shared"] is True
-        assert [one["version"] for one in listed(api, f"?search={api.tenant}")] == [shared["version"]]
+        assert api.get(f"/prices?search={api.tenant}")["items"] == [shared]
         answer = api.request("POST", f"/prices/{shared['version']}/end", {})
         assert (answer.status, answer.problem) == (403, "wrong_scope")
         own = put(api, model=f"m-{api.tenant}")
-        assert [one["shared"] for one in listed(api, f"?search={api.tenant}")] == [True, False]
+        assert [one["shared"] for one in api.get(f"/prices?search={api.tenant}")["items"]] == [True, False]
         assert own["version"] != shared["version"]
     finally:
         everybody.do("POST", f"/prices/{shared['version']}/end", {})
-    assert listed(api, f"?search={api.tenant}") == [own]
+    assert api.get(f"/prices?search={api.tenant}")["items"] == [own]
 
 
 # -- import ---------------------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ def test_an_import_reports_what_lacks_a_price_or_an_output_maximum(api: Api) -> 
     changed = [{**MAP[0], "rates": {"input": "3", "output": "4"}}]
     assert api.do("POST", "/prices/import", {"prices": changed})["changed_from_now_on"] == 1
     assert [one["rates"]["input"] for one in listed(api, "?search=m")] == ["3"]
-    assert {entry["action"] for entry in api.get("/log")["items"]} == {"set_price"}
+    assert len(api.get("/log?action=set_price")["items"]) == 3
 
 
 def test_other_maps_and_the_package(api: Api) -> None:

@@ -218,13 +218,15 @@ def b_has_it_all(conn: Connection) -> None:
     call(conn, "freeze", "org:y", "why", tenant="b")
     call(conn, "create_key", "known", "known", HASH, tenant="b")
     call(conn, "create_token", "known", "known", "viewer", HASH, tenant="b")
-    call(conn, "record", "org:x", USD, tenant="b")
+    refusal = {"provider": "p", "model": "m", "reason": "rate", "refused": 1}
+    call(conn, "record", "org:x", USD, details=Jsonb({"refusals": [refusal]}), tenant="b")
     assert call(conn, "set_price", "p", "m", Jsonb(RATES), tenant="b")["version"] == 1
     advance(conn, "40 days")  # older than what is kept
     hold(conn, "org:x", USD, id=OVERDUE, ttl="1 minute", tenant="b")
     advance(conn, "2 minutes")
     hold(conn, "org:x", USD, id=HELD, ttl="1 hour", tenant="b")
-    hold(conn, "org:x", USD, id=SETTLED, ttl="1 hour", tenant="b")
+    told = {"provider": "p", "model": "m", "ceiling": 1, "route": "r", "cost": 1, "outcome": "answered"}
+    hold(conn, "org:x", USD, id=SETTLED, ttl="1 hour", details=Jsonb(told), tenant="b")
     call(conn, "settle", SETTLED, tenant="b")
     assert call(conn, "create_run", "run:known", "org:x", Jsonb(USD), tenant="b")["granted"]
     conn.execute("UPDATE quota_internal.accounts SET reserved = reserved + 1 WHERE tenant = 'b' AND subject = 'org:x'")
