@@ -111,6 +111,12 @@ def test_what_is_known_at_the_end_only(serve: Callable[..., Gateway], books: Boo
     assert last["details"]["cost_header_missing"] is False
 
 
+def expiry(beside: Connection, books: Books) -> Any:
+    row = beside.execute("SELECT expires_at FROM quota.holds WHERE subject = %s", (books.subject,)).fetchone()
+    assert row is not None
+    return row[0]
+
+
 def test_a_long_stream_is_prolonged(serve: Callable[..., Gateway], books: Books, beside: Connection) -> None:
     """A piece that passes after half the time moves the expiry: here half of almost nothing."""
     gateway = serve(Policy(default=Route("/", ttl=timedelta(hours=2))))
@@ -123,14 +129,9 @@ def test_a_long_stream_is_prolonged(serve: Callable[..., Gateway], books: Books,
         one._extended_s -= 3601  # an hour has passed
 
         def extending() -> Any:
-            (before,) = beside.execute(
-                "SELECT expires_at FROM quota.holds WHERE subject = %s", (books.subject,)
-            ).fetchone()
+            before = expiry(beside, books)
             yield from original()
-            (after,) = beside.execute(
-                "SELECT expires_at FROM quota.holds WHERE subject = %s", (books.subject,)
-            ).fetchone()
-            extended.append(after > before)
+            extended.append(expiry(beside, books) > before)
 
         one.extending = extending
         return one
@@ -173,6 +174,6 @@ def test_a_missing_header_is_counted_and_logged(
         gateway.ask(query=query, headers=books.key)
     assert gateway.meter.events == {("cost_header_missing", "rows"): 2}
     assert [record.message for record in caplog.records if "cost_header_missing" in record.message] == [
-        f"cost_header_missing at rows, {number} so far: GET /rows" for number in (1, 2)
+        f"cost_header_missing at rows, {number} so far: a 200 told no cost that can be read" for number in (1, 2)
     ]
     assert [one["details"]["cost_header_missing"] for one in books.calls()] == [True, True, False, False, False]

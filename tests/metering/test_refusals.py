@@ -347,7 +347,7 @@ def test_the_worked_examples(
     held: int, rows: int, calls: int, cost: int, back: int, serve: Serve, database: str, standing: Connection
 ) -> None:
     books = Books(standing)
-    seen: list[Decimal] = []
+    seen: list[Decimal | int] = []
     gateway = InFlight(serve(costing(held), url=database), lambda: seen.append(books.level()))
     gateway.ask(query=f"cost={row_cost(rows, calls)}", headers=books.key)
     assert seen == [1_000_000 - held]
