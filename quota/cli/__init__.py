@@ -2,7 +2,7 @@
 
 | module | commands |
 |---|---|
-| `demo`, `replay` | the main job, on processes of `quota.fleet` (`work`: what those do) |
+| `demos`, `replay` | the main job, on processes of `quota.fleet` (`work`: what those do) |
 | `server`, `service` | up, down, serve, migrate, sql |
 | `access` | key, token |
 | `admin` | tenant, unit, subject, limit, tier |
@@ -24,7 +24,7 @@ import click
 
 import quota
 from quota.cli import access, admin, ledger, pools, prices, server, service
-from quota.cli.demo import demo
+from quota.cli.demos import demo
 from quota.cli.failures import EXIT_CODES, PIPE_CLOSED, PipeClosed, debugging, explained
 from quota.cli.help import Sections, examples
 from quota.cli.replay import replay
