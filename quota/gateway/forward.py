@@ -23,8 +23,8 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from quota.gateway.hygiene import CREDENTIALS, passed_back
-from quota.http.problems import CONTENT_TYPE, Problem
-from quota.http.values import written
+from quota.http.problems import Problem
+from quota.metering.answers import of_problem
 
 __all__ = ["NO_BOUNDS", "Bounds", "Forwarder", "answer"]
 
@@ -300,7 +300,7 @@ class _Exchange:
             self._note("cut" if outcome == "failed" else outcome)
         else:
             self._note(outcome)
-            await answer(self._send, problem)
+            await answer(self._send, problem, self._scope["method"])
 
     def _note(self, outcome: str) -> None:
         call = self._scope.get("quota.call")
@@ -313,10 +313,9 @@ def _unreached(error: BaseException) -> bool:
     return isinstance(error, aiohttp.ClientConnectorError | aiohttp.InvalidURL)
 
 
-async def answer(send: Send, problem: Problem) -> None:
-    """Answers with a problem, over ASGI."""
-    body = written(problem.document()).encode()
-    headers = [(b"content-type", CONTENT_TYPE.encode()), (b"content-length", str(len(body)).encode())]
-    headers += [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in problem.headers.items()]
-    await send({"type": "http.response.start", "status": problem.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+async def answer(send: Send, problem: Problem, method: str = "GET") -> None:
+    """Answers with a problem, over ASGI. `method`: of the request; HEAD gets no body."""
+    whole = of_problem(problem)
+    headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in whole.headers]
+    await send({"type": "http.response.start", "status": whole.status, "headers": headers})
+    await send({"type": "http.response.body", "body": b"" if method == "HEAD" else whole.body})
