@@ -43,7 +43,7 @@ GRANT EXECUTE ON FUNCTION
     quota.end_run(text, text)
 TO quota_worker, quota_admin, quota_api;
 
-GRANT EXECUTE ON FUNCTION quota.balance(text, text) TO quota_worker, quota_reader, quota_admin, quota_api;
+GRANT EXECUTE ON FUNCTION quota.balance(text, text), quota.limits_of(text, text) TO quota_worker, quota_reader, quota_admin, quota_api;
 GRANT EXECUTE ON FUNCTION quota.verify_key(text, bytea) TO quota_worker, quota_admin, quota_api;
 GRANT EXECUTE ON FUNCTION
     quota.price(text, text, text, timestamptz, text),

@@ -29,10 +29,10 @@ from tests.sql.kit import (
 )
 
 WORKER = {
-    "adjust", "balance", "create_run", "end_run", "ensure_subject", "extend", "price", "price_book", "record",
+    "adjust", "balance", "create_run", "end_run", "ensure_subject", "extend", "limits_of", "price", "price_book", "record",
     "release", "release_many", "reserve", "reserve_many", "settle", "settle_many", "verify_key",
 }  # fmt: skip
-READER = {"balance", "check", "price", "price_book"}
+READER = {"balance", "check", "limits_of", "price", "price_book"}
 REAPER = {"reap"}
 API = {
     "create_subject", "move_subject", "retire_subject", "freeze", "unfreeze", "set_limit", "remove_limit",
@@ -131,7 +131,7 @@ GOLD = {"tier": "gold", "name": "gold", "unit": "cost", "kind": "budget", "capac
 # What every tenant shares is not for a bound login at all, whichever tenant it names.
 SHARED = {"bind_login", "create_tenant", "create_unit"}
 # Calls that would change nothing if they got through.
-READS = {"balance", "check", "begin_change", "end_request", "price", "price_book"}
+READS = {"balance", "check", "begin_change", "end_request", "limits_of", "price", "price_book"}
 # They take a secret in place of a tenant: whoever has it may know whose it is, except from another tenant's login.
 SECRETS = {"verify_key", "verify_token"}
 HASH = b"\x01" * 32
@@ -161,6 +161,7 @@ def calls(login: str) -> dict[str, dict[str, Any]]:
         "ensure_subject": {"name": "org:new"},
         "extend": {"id": HELD, "ttl": "2 hours"},
         "freeze": {"name": "org:x", "reason": "why"},
+        "limits_of": {"subject": "org:x"},
         "logged_check": {},
         "move_subject": {"name": "key:k", "parent": "org:y"},
         "operator_release": {"id": HELD, "reason": "why"},
