@@ -6,14 +6,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from quota.cli.help import examples
 from quota.cli.screen import Screen
-from quota.cli.service import running_beside
+from quota.cli.service import run_beside
 from quota.cli.store import Target, opened, target_options
 from quota.config import ConfigError
+
+if TYPE_CHECKING:
+    from quota.gateway.config import GatewayConfig
 
 __all__ = ["gateway"]
 
@@ -63,7 +67,26 @@ def gateway(
             **os.environ, **chosen, "QUOTA_GATEWAY_CONFIG": str(file.absolute()), "QUOTA_DATABASE_URL": session.url,
         }  # fmt: skip
         if session.target.embedded:
-            running_beside(_COMMAND, environment)
+            run_beside(_COMMAND, environment)
             return
     # Nothing is left for this process to do: signals go to gunicorn itself.
     os.execve(_COMMAND[0], _COMMAND, environment)  # noqa: S606
+
+
+def _show(screen: Screen, config: GatewayConfig) -> None:
+    routes = [table.route() for table in config.routes]
+    screen.document({
+        "upstream": config.upstream,
+        "routes": [{"name": route.name, "metered": route.metered, "unit": route.unit} for route in routes],
+        "keys": config.keys,
+        "oauth_issuer": config.oauth.issuer if config.oauth else None,
+    })  # fmt: skip
+    screen.line(f"{len(routes)} routes to {config.upstream}")
+    screen.table({
+        "route": [route.name for route in routes],
+        "estimate": [repr(route.estimate) if route.metered else "not metered" for route in routes],
+        "bounds": [str(len(route.bounds)) for route in routes],
+        "least": [str(route.minimum_charge) for route in routes],
+        "on timeout": [route.on_timeout for route in routes],
+        "ledger away": ["pass some" if route.fail_open else "refuse" for route in routes],
+    })  # fmt: skip

@@ -22,8 +22,10 @@ import aiohttp
 from multidict import CIMultiDict
 from yarl import URL
 
-from quota.gateway.hygiene import CREDENTIALS, passed_back
+from quota.gateway.hygiene import CREDENTIALS, Headers, passed_back
+from quota.http.cost_header import COST, read_cost
 from quota.http.problems import Problem
+from quota.integrations.asgi import CALL
 from quota.metering.answers import of_problem
 
 __all__ = ["NO_BOUNDS", "Bounds", "Forwarder", "answer"]
@@ -40,6 +42,7 @@ UPSTREAM_S = 60.0
 CLIENT_S = 60.0
 _HEADER_BYTES_MAX = 32 * 1024
 _PIECE_BYTES = 64 * 1024
+_COST = COST.encode("ascii")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +120,7 @@ class Forwarder:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes one request on."""
-        call = scope.get("quota.call")
+        call = scope.get(CALL)
         route = None if call is None else call.route
         bounds = NO_BOUNDS if route is None else self.bounds.get(route.name, NO_BOUNDS)
         await _Exchange(self, bounds, scope, receive, send).run()
@@ -144,6 +147,7 @@ class _Exchange:
         self._timer = asyncio.timeout(self._bounds.upstream_s)
         self._waiting_for = _End.UPSTREAM
         self._left_s = self._bounds.upstream_s
+        self._told_cost: int | None = None
         self._answering = False
         self._uploaded = False
 
@@ -253,31 +257,34 @@ class _Exchange:
     # -- the answer --------------------------------------------------------------------------------------------------
 
     async def _pass_back(self, response: aiohttp.ClientResponse) -> None:
-        most = self._bounds.response_bytes
         headers = passed_back(response.raw_headers)
-        lengths = [value for name, value in headers if name == b"content-length"]
-        if len(lengths) > 1 or (lengths and not lengths[0].isdigit()) or response.status < 200:
-            raise Problem(502, "bad_gateway", "The upstream's answer is malformed.")
-        if most is not None and lengths and int(lengths[0]) > most and self._scope["method"] != "HEAD":
-            raise Problem(502, "response_too_large", f"The answer has more than {most} bytes; ask for less.")
-        self._wait_for_upstream()
-        self._answering = True
-        await self._send({"type": "http.response.start", "status": response.status, "headers": headers})
-        sent, last = 0, False
+        self._told_cost = read_cost([value.decode("latin-1") for name, value in headers if name == _COST])
+        self._judge(response.status, headers)
+        most, sent, last = self._bounds.response_bytes, 0, False
         while not last:
             piece = await response.content.readany()
             last = response.content.at_eof()
             sent += len(piece)
             if most is not None and sent > most:
-                logger.warning("an answer was cut short: it has more than %d bytes", most)
-                response.close()
-                self._note("cut")
-                return
+                raise _too_large(most)
             self._wait_for_client()
+            if not self._answering:
+                # The head goes with the first piece: until then a failure can still be told as one.
+                self._answering = True
+                await self._send({"type": "http.response.start", "status": response.status, "headers": headers})
             await self._send({"type": "http.response.body", "body": piece, "more_body": not last})
             self._wait_for_upstream()
         if not self._uploaded:
             response.close()  # it has answered before it was asked in full; nothing more may follow on this connection
+
+    def _judge(self, status: int, headers: Headers) -> None:
+        """Errors: `Problem` 502 for an answer whose end nobody can know, or whose length is beyond its bound."""
+        lengths = [value for name, value in headers if name == b"content-length"]
+        if len(lengths) > 1 or any(not value.isdigit() for value in lengths) or status < 200:
+            raise Problem(502, "bad_gateway", "The upstream's answer is malformed.")
+        most = self._bounds.response_bytes
+        if most is not None and lengths and int(lengths[0]) > most and self._scope["method"] != "HEAD":
+            raise _too_large(most)
 
     # -- bad ends ----------------------------------------------------------------------------------------------------
 
@@ -303,9 +310,13 @@ class _Exchange:
             await answer(self._send, problem, self._scope["method"])
 
     def _note(self, outcome: str) -> None:
-        call = self._scope.get("quota.call")
+        call = self._scope.get(CALL)
         if call is not None:
-            call.note(outcome=outcome)
+            call.note(outcome=outcome, cost=self._told_cost)
+
+
+def _too_large(most: int) -> Problem:
+    return Problem(502, "response_too_large", f"The answer has more than {most} bytes; ask for less.")
 
 
 def _unreached(error: BaseException) -> bool:

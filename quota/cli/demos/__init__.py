@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from quota.cli.demos.fleet import fleet
+from quota.cli.demos.gateway import gateway
 from quota.cli.help import Defaulted
 
 __all__ = ["demo"]
@@ -19,3 +20,4 @@ def demo() -> None:
 
 
 demo.add_command(fleet)
+demo.add_command(gateway)
