@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,9 +51,7 @@ def gateway(
     try:
         from quota.gateway.config import read_config
     except ImportError as error:
-        raise ConfigError(
-            f"the gateway needs the package {error.name}: pip install 'quota-ledger[gateway]'"
-        ) from None
+        raise ConfigError(f"the gateway needs the package {error.name}: pip install 'quota-ledger[gateway]'") from None
     config = read_config(file, upstream=upstream)
     if check:
         _show(Screen(as_json), config)

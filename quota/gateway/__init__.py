@@ -1,4 +1,4 @@
-"""The gateway: a reverse proxy in front of a query API, that holds what a call may cost, forwards it, and settles the truth.
+"""The gateway: a reverse proxy in front of a query API. It holds what a call may cost, forwards it, settles the truth.
 
     front -> metering (quota.integrations.asgi) -> forward
 

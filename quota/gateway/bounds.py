@@ -1,7 +1,7 @@
 """Bounds beside cost: how many targets a request may name, and how long its period may be.
 
-Rows do not tell all that a query costs: a hundred rows of one series and a hundred of ten cost the same, and a year that
-has no rows was read all the same. What goes beyond a bound is refused before anything is held or asked.
+Rows do not tell all that a query costs: a hundred rows of one series and a hundred of ten cost the same, and a year
+that has no rows was read all the same. What goes beyond a bound is refused before anything is held or asked.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Targets:
 class Period:
     """At most so long from the start to the end.
 
-    Times are RFC 3339 (UTC when no offset is given), dates, or seconds or milliseconds of the Unix epoch. A date as the
-    end counts to its own end; without an end the period lasts until now. Without a start it is the upstream's to choose.
+    Times are RFC 3339 (UTC when no offset is given), dates, or seconds or milliseconds of the Unix epoch. A date as
+            what = f"From {self.start} to {self.end} is longer than {_told(self.longest)}; ask in parts."
     """
 
     start: str

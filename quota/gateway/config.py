@@ -1,10 +1,10 @@
 """`gateway.toml`: what stands in it, and what is said when that is wrong: file, line and remedy.
 
-    upstream = "http://127.0.0.1:9000"
+upstream = "http://127.0.0.1:9000"
 
-    [[routes]]
-    path = "/v1/rows/<table>"
-    estimate = { page_limit = 300 }
+[[routes]]
+path = "/v1/rows/<table>"
+estimate = { page_limit = 300 }
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ _ALGORITHMS = sorted({name for names in ALGORITHMS.values() for name in names})
 def _span(value: object) -> timedelta:
     match = _SPAN.fullmatch(value) if isinstance(value, str) else None
     if match is None or not int(match[1]):
-        raise ValueError(f'{_shown(value)} is no duration; write a number with its unit, such as "500ms", "30s" or "31d"')
+        raise ValueError(
+            f'{_shown(value)} is no duration; write a number with its unit, such as "500ms", "30s" or "31d"'
+        )
     return timedelta(milliseconds=int(match[1]) * _UNITS_MS[match[2]])
 
 
@@ -113,9 +115,7 @@ def _estimate(value: object) -> Estimator:
     """Reads an inline table that names one estimator and its settings."""
     if callable(value):
         return value
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{_shown(value)} is no estimate; write {_ESTIMATES}")
-    match dict(value):
+    match dict(value) if isinstance(value, Mapping) else {}:
         case {"page_limit": int(most), **rest}:
             return page_limit(_at_least_1("page_limit", most), **_text(rest, "parameter"))
         case {"id_count": str(parameter), **rest}:
@@ -224,9 +224,7 @@ class RouteTable(_Table):
 
     def limits(self) -> forward.Bounds:
         """What the upstream may take for one answer."""
-        return forward.Bounds(
-            upstream_s=self.upstream_timeout.total_seconds(), response_bytes=self.max_response_bytes
-        )
+        return forward.Bounds(upstream_s=self.upstream_timeout.total_seconds(), response_bytes=self.max_response_bytes)
 
 
 class HeadersTable(_Table):
@@ -269,7 +267,7 @@ class GatewayConfig(_Table):
     client_timeout: Span = timedelta(seconds=forward.CLIENT_S)
     limits_path: Annotated[str, AfterValidator(_path)] | None = "/v1/limits"
     health_path: Annotated[str, AfterValidator(_path)] = "/-/health"
-    headers: HeadersTable = HeadersTable()
+    headers: HeadersTable = Field(default_factory=HeadersTable)
     oauth: OAuthTable | None = None
     routes: tuple[RouteTable, ...] = Field(strict=False, min_length=1)
     folder: Path = Field(default=Path(), exclude=True)

@@ -1,11 +1,11 @@
-"""The forwarder: an ASGI application that hands a request to one upstream and the answer back, piece by piece as they come.
+"""The forwarder: an ASGI application that hands a request to one upstream, and the answer back, piece by piece.
 
 Nothing is kept but the piece that is on its way; who reads slowly is written to slowly. When either side leaves, or the
 time for the upstream is over, the other side learns of it at once: a connection that has been cut short is closed, so
 that nobody takes a part for the whole.
 
-What became of a call that has no good answer is noted on the call that the metering around it has placed in the scope, if
-there is one: `timeout`, `gone` (the client left), `cut` or `failed`.
+What became of a call that has no good answer is noted on the call that the metering around it has placed in the scope,
+if there is one: `timeout`, `gone` (the client left), `cut` or `failed`.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class _Exchange:
         except TimeoutError:
             await self._ended()
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            logger.warning("%s: %s", self._forwarder.origin, error or type(error).__name__)
+            logger.warning("%s: %s", self._forwarder.origin, str(error) or type(error).__name__)
             what = "The upstream cannot be reached." if _unreached(error) else "The upstream gave no answer to pass on."
             await self._fail("failed", Problem(502, "bad_gateway", what))
         finally:

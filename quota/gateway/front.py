@@ -22,7 +22,7 @@ _NOBODY = VerifyKey("none", bytes(32))
 
 
 class Gateway:
-    """The gateway as an ASGI application: refuses what is malformed, answers for its health, meters and forwards the rest.
+    """The gateway as an ASGI application: refuses what is malformed, tells its health, meters and forwards the rest.
 
     Arguments:
         forwarder: to the upstream.
@@ -31,7 +31,7 @@ class Gateway:
         spoofed: headers, in lower case, that no client may send, beside those that none ever may.
         health_path: where it answers for itself: 200 while it runs, and at `<path>/ready` while the ledger answers.
 
-    With the lifespan of the server it opens the forwarder, and closes both at the end, when everything in flight has been
+    With the lifespan of the server it opens the forwarder, and closes both at the end, when all in flight has been
     settled.
     """
 

@@ -18,14 +18,14 @@ __all__ = ["CREDENTIALS", "Headers", "cleaned", "fault_of", "passed_back"]
 
 Headers = list[tuple[bytes, bytes]]
 
-# RFC 9110, 7.6.1, what older programs treat so, and what the server answers itself. They are about one connection, and there
-# are two.
+# RFC 9110, 7.6.1, what older programs treat so, and what the server answers itself. They are about one connection, and
+# there are two.
 _HOP_BY_HOP = frozenset({
     b"connection", b"expect", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te",
     b"trailer", b"transfer-encoding", b"upgrade",
 })  # fmt: skip
-# By these the gateway tells the upstream who asks and whence; from a client they would be a lie. An upstream that goes by
-# another name for it says so in the configuration (`identity_headers`).
+# By these the gateway tells the upstream who asks and whence; from a client they would be a lie. An upstream that goes
+# by another name for it says so in the configuration (`headers.drop`).
 _SPOOFED = frozenset({
     b"x-agent-cost", b"forwarded", b"x-real-ip", b"x-client-ip", b"true-client-ip", b"cf-connecting-ip",
     b"x-original-url", b"x-original-host", b"x-rewrite-url", b"x-http-method", b"x-http-method-override",
@@ -35,7 +35,7 @@ _SPOOFED_PREFIXES = (b"quota-", b"x-quota-", b"x-forwarded-", b"x-auth-", b"x-au
 CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
 """The gateway's own business: an upstream does not see them."""
 
-# What a URI is written with (RFC 3986). Raw spaces, quotes, brackets and bytes above 127 are somebody's mistake or trick.
+# What a URI is written with (RFC 3986); the query as leniently as browsers do.
 _PATH = re.compile(rb"/(?:[A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})*")
 _QUERY = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+,;=:@/?\[\]|{}^`\"<>\\-]|%(?:[0-9A-Fa-f]{2})?)*")
 _HOST = re.compile(rb"(?:[A-Za-z0-9._~-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
@@ -47,8 +47,8 @@ _METHODS_REFUSED = frozenset({"CONNECT", "TRACE"})
 def fault_of(scope: Mapping[str, Any]) -> Problem | None:
     """Returns why a request is refused as it stands; None: it may pass.
 
-    Arguments: `scope`, of an ASGI server, type `http`. Result: 400 for what can be read in two ways, 405 for CONNECT and
-    TRACE, 501 for an upgrade to WebSocket.
+    Arguments: `scope`, of an ASGI server, type `http`. Result: 400 for what can be read in two ways, 405 for CONNECT
+    and TRACE, 501 for an upgrade to WebSocket.
     """
     if scope["method"] in _METHODS_REFUSED:
         return Problem(405, "method_not_allowed", f"{scope['method']} is not passed on.")
@@ -81,7 +81,9 @@ def _fault_of_headers(scope: Mapping[str, Any]) -> Problem | None:
     found: dict[bytes, bytes] = {}
     for name, value in scope["headers"]:
         if _BAD_IN_VALUE.search(value) is not None or not _is_text(value):
-            return _malformed(f"the header {name.decode('latin-1')} has control characters, a second line, or is not UTF-8")
+            return _malformed(
+                f"the header {name.decode('latin-1')} has control characters, a second line, or is not UTF-8"
+            )
         if name in _SINGLE:
             if name in found:
                 return _malformed(f"the header {name.decode('latin-1')} stands twice")
@@ -148,7 +150,7 @@ def cleaned(headers: Iterable[tuple[bytes, bytes]], spoofed: Container[bytes] = 
 
 
 def passed_back(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """Returns the headers of an answer that the client gets: those that are not about the connection to the upstream."""
+    """Returns an answer's headers for the client: those that are not about the connection to the upstream."""
     lowered = [(name.lower(), value) for name, value in headers]
     dropped = _named_in_connection(lowered)
     return [(name, value) for name, value in lowered if name not in _HOP_BY_HOP and name not in dropped]

@@ -95,8 +95,8 @@ class KeySet:
         source: a file, or an address that answers with the JWK set.
 
     They are read when first needed, again after five minutes, and at most every ten seconds for a key that is not
-    there, so that tokens with made-up key ids ask nobody. Nobody waits for a key that is known. While the source is away
-    the keys before are good for an hour.
+    there, so that tokens with made-up key ids ask nobody. Nobody waits for a key that is known. While the source is
+    away the keys before are good for an hour.
     """
 
     def __init__(self, source: str | Path) -> None:

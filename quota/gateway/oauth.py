@@ -76,8 +76,8 @@ class Tokens:
         """Plans whose token it is.
 
         A good token is remembered for a minute, though never past its end or the removal of its key.
-        Errors: `Problem` 401, which says what is wrong and nothing that is in the token; `Unavailable` when the issuer's
-        keys cannot be read.
+        Errors: `Problem` 401, which says what is wrong and nothing that is in the token; `Unavailable` when the
+        issuer's keys cannot be read.
         """
         if len(token) > _LONGEST:
             raise _invalid(f"it is longer than {_LONGEST} characters")

@@ -1,8 +1,8 @@
 """gunicorn's configuration of the gateway: `quota gateway`, or `gunicorn -c python:quota.gateway.serving`.
 
-Workers are event loops: one serves many callers at a time, so there are as many as processors. Read from the environment:
-QUOTA_GATEWAY_CONFIG (the file), QUOTA_UPSTREAM (instead of the file's), QUOTA_BIND, QUOTA_WORKERS, and what the ledger's
-client takes.
+Workers are event loops: one serves many callers at a time, so there are as many as processors. Read from the
+environment: QUOTA_GATEWAY_CONFIG (the file), QUOTA_UPSTREAM (instead of the file's), QUOTA_BIND, QUOTA_WORKERS, and
+what the ledger's client takes.
 """
 
 from __future__ import annotations

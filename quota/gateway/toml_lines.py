@@ -1,4 +1,4 @@
-"""On which line of a TOML file does something stand? The standard parser does not say, and whoever mends it wants to know.
+"""On which line of a TOML file does something stand? The standard parser does not say; who mends it wants to know.
 
 A reader of what configurations are written like: headers and keys, each at the start of a line. Where it finds nothing
 more exact, such as inside of an inline table, it names the line of what contains it.

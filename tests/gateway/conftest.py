@@ -1,4 +1,4 @@
-"""The gateway as it runs: gunicorn's processes on a real PostgreSQL, in front of upstreams that behave and ones that do not."""
+"""The gateway as it runs: gunicorn on a real PostgreSQL, in front of upstreams that behave and ones that do not."""
 
 from __future__ import annotations
 
@@ -148,7 +148,8 @@ def make_key(database: str, **limits: int) -> Key:
     made = credentials.Credential.new(credentials.KEY)
     subject = f"key:{made.id}"
     shapes = {
-        "bucket": ("cost", "bucket", 0), "hourly": ("cost", "budget", None), "slots": ("concurrency", "concurrency", None),
+        "bucket": ("cost", "bucket", 0), "hourly": ("cost", "budget", None),
+        "slots": ("concurrency", "concurrency", None),
     }  # fmt: skip
     with connect(database) as db:
         db.execute("SELECT quota.create_key(%s, %s, %s)", (made.id, "test", made.hash))

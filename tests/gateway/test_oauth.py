@@ -123,9 +123,7 @@ def test_a_refreshed_token_is_the_same_connection(file: Path) -> None:
 
 def with_rsa_as_secret(text: bytes) -> bytes:
     """The attack of the public key as a shared secret."""
-    pem = RSA_KEY.public_key().public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
+    pem = RSA_KEY.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     return hmac.new(pem, text, hashlib.sha256).digest()
 
 
@@ -193,7 +191,8 @@ def test_attacks(file: Path, attack: str) -> None:
 
 
 def test_times_that_are_no_times(file: Path) -> None:
-    for value in ("soon", [], {}, 1e400, -1, True):
+    values: tuple[object, ...] = ("soon", [], {}, 1e400, -1, True)
+    for value in values:
         written = jwt.api_jws.encode(
             json.dumps(claims() | {"exp": value}).encode(), RSA_KEY, "RS256", headers={"kid": "rsa-1"}
         )

@@ -91,7 +91,7 @@ class Upstream:
             file.readline()  # type: ignore[attr-defined]
         return seen
 
-    # -- behaviours: each answers whether the connection goes on ---------------------------------------------------------
+    # -- behaviours: each answers whether the connection goes on ----------------------------------------------------
 
     def _head(self, connection: socket.socket, stream: bool, status: str = "200 OK", cost: str = str(COST)) -> None:
         framing = "Transfer-Encoding: chunked" if stream else f"Content-Length: {len(BODY)}"

@@ -1,4 +1,4 @@
-"""`quota demo gateway`: a query API behind the proxy, three keys of three tiers, and what the ledger says afterwards."""
+"""`quota demo gateway`: a query API behind the proxy, keys of three tiers, and what the ledger says afterwards."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from decimal import Decimal
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -147,15 +148,13 @@ class Outcome:
 def gateway(session: Session, requests: int) -> None:
     """Put the gateway in front of a query API, and let three keys of three tiers use it.
 
-    Every answer is priced by the rows in it and the data nodes behind it; the small key reaches the end of its bucket and
-    of its hour, the large one does not. At last the ledger is asked whether it has booked what the answers cost.
+    Every answer is priced by the rows in it and the data nodes behind it; the small key reaches the end of its bucket
+    and of its hour, the large one does not. At last the ledger is asked whether it has booked what the answers cost.
 
     Exit code 0 when it has, to the unit, no hold is left and the books are right; else 1.
     """
-    try:
-        import quota.gateway
-    except ImportError as error:
-        raise ConfigError(f"this needs the package {error.name}: pip install 'quota-ledger[gateway]'") from None
+    if find_spec("aiohttp") is None:
+        raise ConfigError("this needs the package aiohttp: pip install 'quota-ledger[gateway]'")
     screen, tenant = session.screen, fresh_tenant(session.client, "demo")
     keys = _keys(session, tenant)
     screen.line("A query API and the gateway in front of it. Starting them ...")
@@ -164,7 +163,7 @@ def gateway(session: Session, requests: int) -> None:
         screen.line(f"{len(keys)} keys, {_CALLERS_PER_KEY} callers each, {each * _CALLERS_PER_KEY} requests a key.\n")
         tallies = _traffic(port, keys, each)
     outcomes = [_outcome(session, tenant, tier, subject, tallies[subject]) for tier, (subject, _) in keys.items()]
-    holds = session.call(views.holds(tenant, overdue=False, most=1_000_000))
+    holds = session.call(views.holds(tenant, None, overdue=False, most=1_000_000))
     violations = session.call(Check(tenant))
     fine = all(outcome.true for outcome in outcomes) and not holds and not violations
     _show(screen, outcomes)
@@ -197,7 +196,7 @@ def _keys(session: Session, tenant: str) -> dict[str, tuple[str, str]]:
 
 @contextlib.contextmanager
 def _service(session: Session, tenant: str) -> Iterator[int]:
-    """Runs the query API and the gateway; yields the gateway's port. Both listen before they start: nobody has to wait."""
+    """Runs the query API and the gateway; yields the gateway's port. Both listen before they start."""
     with (
         tempfile.TemporaryDirectory(prefix="quota-demo-") as folder,
         _listening() as behind,
@@ -263,15 +262,13 @@ def _ask(port: int, secret: str, first: int, each: int) -> Tally:
             path, node_calls = MIX[(first + turn) % len(MIX)]
             connection.request("GET", path, headers={"Authorization": f"Bearer {secret}"})
             answer = connection.getresponse()
-            _count(tally, answer.status, answer.read(), answer.headers, node_calls, path)
+            _count(tally, answer.status, answer.read(), answer.headers.get("Retry-After"), node_calls, path)
     finally:
         connection.close()
     return tally
 
 
-def _count(
-    tally: Tally, status: int, body: bytes, headers: Mapping[str, str], node_calls: int, path: str
-) -> None:
+def _count(tally: Tally, status: int, body: bytes, retry_after: str | None, node_calls: int, path: str) -> None:
     tally.answers[status] += 1
     if status == 200:
         rows = len(json.loads(body)["rows"])
@@ -282,8 +279,8 @@ def _count(
         tally.cost += 1
     else:
         tally.refusals[str(json.loads(body).get("reason", status))] += 1
-        if "Retry-After" in headers:
-            tally.retry_after_s = int(headers["Retry-After"])
+        if retry_after is not None:
+            tally.retry_after_s = int(retry_after)
 
 
 # -- what is shown --------------------------------------------------------------------------------------------------
