@@ -41,7 +41,8 @@ class Period:
     """At most so long from the start to the end.
 
     Times are RFC 3339 (UTC when no offset is given), dates, or seconds or milliseconds of the Unix epoch. A date as
-            what = f"From {self.start} to {self.end} is longer than {_told(self.longest)}; ask in parts."
+    the end counts to its own end; without an end the period lasts until now. The start is the upstream's to choose
+    where it is left out.
     """
 
     start: str
@@ -55,7 +56,7 @@ class Period:
             return
         until = self._read(request, self.end, end=True) or datetime.now(UTC)
         if until - since > self.longest:
-            what = f"From {self.start} to {self.end} it is longer than {_told(self.longest)}; ask in parts."
+            what = f"From {self.start} to {self.end} is longer than {_told(self.longest)}; ask in parts."
             raise Problem(422, "period_too_long", what, members={"most_s": int(self.longest.total_seconds())})
 
     def _read(self, request: Request, parameter: str, *, end: bool = False) -> datetime | None:
