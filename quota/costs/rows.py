@@ -55,7 +55,8 @@ def row_cost(rows: int, node_calls: int = 0, percent: int = NODE_CALL_PERCENT) -
 
     Errors: `ValueError` for fewer than 0 rows or percent; `TypeError` for what is no whole number.
     """
-    for name, value in (("rows", rows), ("node_calls", node_calls), ("percent", percent)):
+    given: dict[str, object] = {"rows": rows, "node_calls": node_calls, "percent": percent}
+    for name, value in given.items():
         if not isinstance(value, int) or isinstance(value, bool):
             raise TypeError(f"{name} is {value!r}, not a whole number")
     if rows < 0 or percent < 0:

@@ -2,8 +2,8 @@
 
 | style | headers |
 |---|---|
-| `draft-11` | `RateLimit-Policy` and `RateLimit` (draft-ietf-httpapi-ratelimit-headers-11), lists of Strings (RFC 9651) |
-| `legacy` | `X-RateLimit-Limit`, `-Remaining`, `-Reset` (seconds from now) of the policy that binds; `X-RateLimit-Policy` |
+| `draft-11` | `RateLimit-Policy`, `RateLimit` of draft-ietf-httpapi-ratelimit-headers-11: lists of Strings (RFC 9651) |
+| `legacy` | `X-RateLimit-Limit`, `-Remaining`, `-Reset` (seconds from now) of what binds; `X-RateLimit-Policy` |
 | `none` | none of them |
 
 `Retry-After` and `Quota-Bucket-Full-After` come with every style. The first says when *this* request fits, the second
@@ -16,7 +16,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 from urllib.parse import quote
 
 import http_sf
@@ -145,11 +145,14 @@ def rate_limit_headers(
     if style == "legacy":
         return _legacy(policies, violated)
     told = policies if violated is None else violated
-    definitions = [(one.name, _without_none(q=one.quota, qu=one.unit, w=one.window_s)) for one in policies]
-    balances = [(one.name, _without_none(r=one.remaining, t=one.reset_s)) for one in told]
-    headers = [("RateLimit-Policy", http_sf.ser(definitions))]
-    if balances:
-        headers.append(("RateLimit", http_sf.ser(balances)))
+    headers = [
+        (
+            "RateLimit-Policy",
+            _written((one.name, {"q": one.quota, "qu": one.unit, "w": one.window_s}) for one in policies),
+        )
+    ]
+    if told:
+        headers.append(("RateLimit", _written((one.name, {"r": one.remaining, "t": one.reset_s}) for one in told)))
     return headers
 
 
@@ -232,7 +235,7 @@ def _next_unit_s(state: LimitState) -> int | None:
     level, capacity = state.level or Decimal(0), state.capacity or Decimal(0)
     if level >= capacity:
         return None
-    return _refill_s(min(math.floor(level) + 1, capacity) - level, state.refill_per_s)
+    return _refill_s(min(Decimal(math.floor(level) + 1), capacity) - level, state.refill_per_s)
 
 
 def _refill_s(amount: Decimal, refill_per_s: Decimal | None) -> int | None:
@@ -247,5 +250,9 @@ def _whole(value: Decimal) -> int:
     return min(_MOST, max(0, math.floor(value)))
 
 
-def _without_none(**parameters: str | int | None) -> dict[str, str | int]:
-    return {name: value for name, value in parameters.items() if value is not None}
+def _written(items: Iterable[tuple[str, dict[str, Any]]]) -> str:
+    """A list of Strings with parameters, those that are None left out."""
+    members: list[Any] = [
+        (item, {name: value for name, value in parameters.items() if value is not None}) for item, parameters in items
+    ]
+    return http_sf.ser(members)

@@ -114,7 +114,10 @@ class _Exchange:
                 self.outcome = "cut"
             headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in message.get("headers", ())]
             told = await self._client.drive(self._call.responding(message["status"], headers))
-            message = {**message, "headers": [(name.encode("latin-1"), value.encode("latin-1")) for name, value in told]}
+            message = {
+                **message,
+                "headers": [(name.encode("latin-1"), value.encode("latin-1")) for name, value in told],
+            }
         elif message["type"] == "http.response.body":
             if self._call.counted(message.get("body", b"")):
                 await self._client.drive(self._call.extending())

@@ -91,7 +91,7 @@ class Meter:
         self.events: Counter[tuple[str, str]] = Counter()
         self._lock = threading.Lock()
         self._states: Remembered[list[LimitState]] = Remembered(_STATES_S)
-        self._ceilings: dict[FailOpen, PerProcess[Ceiling]] = {}
+        self._ceilings: dict[str, PerProcess[Ceiling]] = {}
 
     def call(self, request: Request) -> Call:
         """Returns the metering of one request."""
@@ -113,7 +113,7 @@ class Meter:
     def admits(self, route: Route, terms: FailOpen, cost: int) -> bool:
         """Whether a route lets a cost pass unchecked, as far as this process knows."""
         with self._lock:
-            ceiling = self._ceilings.setdefault(terms, PerProcess(lambda: Ceiling(terms)))
+            ceiling = self._ceilings.setdefault(route.name, PerProcess(lambda: Ceiling(terms)))
         return ceiling.get().take(cost)
 
     def states_of(self, identity: Identity, *, fresh: bool) -> Plan[list[LimitState]]:

@@ -1,4 +1,4 @@
-"""Whose request is it? One credential, and what it stands for; two are refused, and what the caller claims is dropped."""
+"""Whose request is it? One credential and what it stands for; several are refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from quota import credentials
-from quota.authentication import CACHE_S, Authenticator as KeyMemory
+from quota.authentication import CACHE_S
+from quota.authentication import Authenticator as KeyMemory
 from quota.client.attempts import Plan
 from quota.client.core import Core
 from quota.http.problems import Problem

@@ -1,10 +1,10 @@
 """What is metered how: routes with their estimates, and what happens when something goes wrong.
 
-    Policy(routes=(
-        Route("/v1/series", estimate=through_nodes(page_limit(300), calls=3)),
-        Route("/v1/values/<path:rest>", estimate=id_count("ids"), minimum_charge=1),
-        Route("/healthz", metered=False),
-    ))
+Policy(routes=(
+    Route("/v1/series", estimate=through_nodes(page_limit(300), calls=3)),
+    Route("/v1/values/<path:rest>", estimate=id_count("ids"), minimum_charge=1),
+    Route("/healthz", metered=False),
+))
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class FailOpen:
 
     def __post_init__(self) -> None:
         if self.capacity < 1 or self.refill_per_s < 0:
-            raise ConfigError(f"fail_open: {self} lets nothing pass; give a capacity above 0 and a refill of at least 0")
+            raise ConfigError(
+                f"fail_open: {self} lets nothing pass; give a capacity above 0 and a refill of at least 0"
+            )
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ from tests.sql.kit import (
 )
 
 WORKER = {
-    "adjust", "balance", "create_run", "end_run", "ensure_subject", "extend", "limits_of", "price", "price_book", "record",
-    "release", "release_many", "reserve", "reserve_many", "settle", "settle_many", "verify_key",
+    "adjust", "balance", "create_run", "end_run", "ensure_subject", "extend", "limits_of", "price", "price_book",
+    "record", "release", "release_many", "reserve", "reserve_many", "settle", "settle_many", "verify_key",
 }  # fmt: skip
 READER = {"balance", "check", "limits_of", "price", "price_book"}
 REAPER = {"reap"}
