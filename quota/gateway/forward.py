@@ -149,19 +149,17 @@ class _Exchange:
         self._left_s = self._bounds.upstream_s
         self._told_cost: int | None = None
         self._answering = False
-        self._uploaded = False
+        self._watcher: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         first = await self._receive()
         if first["type"] == "http.disconnect":
             self._note("gone")
             return
-        watcher: asyncio.Task[None] | None = None
         try:
             async with self._timer:
                 if not first.get("more_body", False):
-                    self._uploaded = True
-                    watcher = self._loop.create_task(self._watch())
+                    self._has_all()
                 async with self._forwarder.session.request(
                     self._scope["method"], self._url(), headers=self._headers(), data=self._body(first),
                     allow_redirects=False,
@@ -178,8 +176,8 @@ class _Exchange:
             what = "The upstream cannot be reached." if _unreached(error) else "The upstream gave no answer to pass on."
             await self._fail("failed", Problem(502, "bad_gateway", what))
         finally:
-            if watcher is not None:
-                watcher.cancel()
+            if self._watcher is not None:
+                self._watcher.cancel()
 
     # -- the request -------------------------------------------------------------------------------------------------
 
@@ -224,8 +222,11 @@ class _Exchange:
                 # What was announced never comes: the upstream must not take the part for the whole.
                 raise ConnectionAbortedError("the client has left")
             piece, more = message.get("body", b""), message.get("more_body", False)
-        self._uploaded = True
-        await self._watch()
+        self._has_all()
+
+    def _has_all(self) -> None:
+        """The request is there in full; from now on the client can only wait or leave."""
+        self._watcher = self._loop.create_task(self._watch())
 
     async def _watch(self) -> None:
         """Waits until the client leaves, and ends the exchange then."""
@@ -274,7 +275,7 @@ class _Exchange:
                 await self._send({"type": "http.response.start", "status": response.status, "headers": headers})
             await self._send({"type": "http.response.body", "body": piece, "more_body": not last})
             self._wait_for_upstream()
-        if not self._uploaded:
+        if self._watcher is None:
             response.close()  # it has answered before it was asked in full; nothing more may follow on this connection
 
     def _judge(self, status: int, headers: Headers) -> None:

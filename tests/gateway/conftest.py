@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -87,14 +88,18 @@ class Proxy:
         return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S)
 
     def raw(self, text: bytes) -> bytes:
-        """Sends bytes as they are; returns all that comes until the gateway closes the connection."""
-        with self.connect() as connection:
+        """Sends bytes as they are; returns all that comes until the gateway closes the connection.
+
+        It is asked to close it once it has answered what came before.
+        """
+        found = b""
+        with self.connect() as connection, contextlib.suppress(ConnectionError):
             connection.sendall(text)
-            connection.shutdown(socket.SHUT_WR)
-            found = b""
+            found = connection.recv(65536)
+            connection.sendall(b"GET /-/health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
             while piece := connection.recv(65536):
                 found += piece
-            return found
+        return found
 
 
 def until(what: Callable[[], bool], told: Callable[[], object] = lambda: "") -> None:

@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 BODY = b'{"rows":[1,2,3,4,5,6,7,8]}'
 COST = 8
@@ -38,6 +39,7 @@ class Upstream:
     def __init__(self) -> None:
         self.seen: list[Seen] = []
         self.release = threading.Event()
+        self.gate = threading.Event()
         self._lock = threading.Lock()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -63,7 +65,7 @@ class Upstream:
     def _serve(self, connection: socket.socket) -> None:
         with connection, connection.makefile("rb") as file:
             try:
-                while (seen := self._read(file)) is not None:
+                while (seen := self._read(file, connection)) is not None:
                     behaviour, _, shape = seen.line.split(" ")[1].partition("?")[0].strip("/").partition("/")
                     act: Callable[..., bool] = getattr(self, f"_{behaviour}", self._ok)
                     if not act(connection, seen, shape.startswith("stream")):
@@ -71,24 +73,30 @@ class Upstream:
             except OSError:
                 pass
 
-    def _read(self, file: object) -> Seen | None:
-        line = file.readline()  # type: ignore[attr-defined]
+    def _read(self, file: Any, connection: socket.socket) -> Seen | None:
+        line = file.readline()
         if not line:
             return None
         headers = []
-        while (raw := file.readline().rstrip(b"\r\n")) != b"":  # type: ignore[attr-defined]
+        while (raw := file.readline().rstrip(b"\r\n")) != b"":
             name, _, value = raw.partition(b":")
             headers.append((name.decode().lower(), value.strip().decode()))
         seen = Seen(line.decode().strip(), headers)
         with self._lock:
             self.seen.append(seen)
         if length := seen.header("content-length"):
-            seen.body = file.read(int(length[0]))  # type: ignore[attr-defined]
+            seen.body = file.read(int(length[0]))
         elif seen.header("transfer-encoding"):
-            while size := int(file.readline(), 16):  # type: ignore[attr-defined]
-                seen.body += file.read(size)  # type: ignore[attr-defined]
-                file.readline()  # type: ignore[attr-defined]
-            file.readline()  # type: ignore[attr-defined]
+            echoing = "/echo/" in seen.line
+            if echoing:
+                self._head(connection, True)
+            while size := int(file.readline(), 16):
+                piece = file.read(size)
+                seen.body += piece
+                file.readline()
+                if echoing:
+                    connection.sendall(f"{size:x}\r\n".encode() + piece + b"\r\n")
+            file.readline()
         return seen
 
     # -- behaviours: each answers whether the connection goes on ----------------------------------------------------
@@ -133,6 +141,25 @@ class Upstream:
         self._body(connection, stream, upto=len(BODY) if stream else len(BODY) - 1)
         return False
 
+    def _echo(self, connection: socket.socket, seen: Seen, stream: bool) -> bool:
+        """Each piece went back as it came, while the body was read; this is the end of it."""
+        connection.sendall(b"0\r\n\r\n")
+        return True
+
+    def _nothing(self, connection: socket.socket, seen: Seen, stream: bool) -> bool:
+        connection.sendall(b"HTTP/1.1 204 No Content\r\nX-Agent-Cost: 0\r\n\r\n")
+        return True
+
+    def _gate(self, connection: socket.socket, seen: Seen, stream: bool) -> bool:
+        """Answers when the test says so."""
+        self.gate.wait(300)
+        return self._ok(connection, seen, stream)
+
+    def _mirror(self, connection: socket.socket, seen: Seen, stream: bool) -> bool:
+        connection.sendall(f"HTTP/1.1 200 OK\r\nX-Agent-Cost: 1\r\nContent-Length: {len(seen.body)}\r\n\r\n".encode())
+        connection.sendall(seen.body)
+        return True
+
     def _hang(self, connection: socket.socket, seen: Seen, stream: bool) -> bool:
         return self._wait(connection, seen)
 
@@ -141,6 +168,10 @@ class Upstream:
         self._head(connection, stream)
         self._body(connection, stream, upto=10)
         return self._wait(connection, seen)
+
+    # The same under names whose routes leave it all the time it wants.
+    _timeout = _linger = _hang
+    _pause = _stall
 
     def _wait(self, connection: socket.socket, seen: Seen) -> bool:
         """Says nothing more; notes when the gateway leaves."""
