@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from quota.metering import Policy
+from tests.client.conftest import closed_port
 from tests.conftest import assert_balanced
 from tests.metering.kit import AsgiGateway, Books, Gateway, WsgiGateway
 from tests.server import Connection, connect, create_database, drop_database
+
+__all__ = ["closed_port"]
 
 
 @pytest.fixture(scope="package")

@@ -278,15 +278,15 @@ class Books:
         """The header that authenticates it."""
         return [("Authorization", f"Bearer {self.credential.secret}")]
 
-    def spent(self, limit: str = "hourly", owner: str | None = None) -> Decimal:
+    def spent(self, limit: str = "hourly", owner: str | None = None) -> Decimal | int:
         """What is booked on a budget."""
         return self._balance(limit, owner)[0]
 
-    def reserved(self, limit: str = "hourly", owner: str | None = None) -> Decimal:
+    def reserved(self, limit: str = "hourly", owner: str | None = None) -> Decimal | int:
         """What is held on it."""
         return self._balance(limit, owner)[1]
 
-    def level(self) -> Decimal:
+    def level(self) -> Decimal | int:
         """What is in the bucket, whole units."""
         return self._balance("bucket", None)[2]
 
