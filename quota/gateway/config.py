@@ -305,17 +305,22 @@ def read_config(file: Path, *, upstream: str | None = None) -> GatewayConfig:
         config = GatewayConfig.model_validate({**document, "folder": file.parent.absolute()})
     except ValidationError as error:
         raise ConfigError(_told(file, text, error)) from None
-    for number, table in enumerate(config.routes):
-        _place(file, text, number, table)
+    _must_fit(file, text, config)
     return config
 
 
-def _place(file: Path, text: str, number: int, table: RouteTable) -> None:
-    """Lets the metering judge a route by itself, so that its complaint gets a line, too."""
-    try:
-        Policy(routes=(table.route(),))
-    except ConfigError as error:
-        raise ConfigError(f"{file}:{line_of(text, ('routes', number))}: {error}") from None
+def _must_fit(file: Path, text: str, config: GatewayConfig) -> None:
+    """Lets the metering judge the routes one after the other, so that its complaint gets a line, too."""
+    known: list[Route] = []
+    for number, table in enumerate(config.routes):
+        try:
+            route = table.route()
+            if any(route.name == other.name for other in known):
+                raise ConfigError(f'the name "{route.name}" stands there twice; name each route by its own')
+            known.append(route)
+            Policy(routes=tuple(known))
+        except ConfigError as error:
+            raise ConfigError(f"{file}:{line_of(text, ('routes', number))}: {error}") from None
 
 
 def _told(file: Path, text: str, error: ValidationError) -> str:
