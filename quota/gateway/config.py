@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -314,13 +314,16 @@ def _must_fit(file: Path, text: str, config: GatewayConfig) -> None:
     known: list[Route] = []
     for number, table in enumerate(config.routes):
         try:
-            route = table.route()
-            if any(route.name == other.name for other in known):
-                raise ConfigError(f'the name "{route.name}" stands there twice; name each route by its own')
-            known.append(route)
-            Policy(routes=tuple(known))
+            known.append(_one_more(known, table.route()))
         except ConfigError as error:
             raise ConfigError(f"{file}:{line_of(text, ('routes', number))}: {error}") from None
+
+
+def _one_more(known: Sequence[Route], route: Route) -> Route:
+    if any(route.name == other.name for other in known):
+        raise ConfigError(f'the name "{route.name}" stands there twice; name each route by its own')
+    Policy(routes=(*known, route))
+    return route
 
 
 def _told(file: Path, text: str, error: ValidationError) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -110,6 +111,11 @@ def until(what: Callable[[], bool], told: Callable[[], object] = lambda: "") -> 
         time.sleep(0.02)
 
 
+def as_worker(url: str) -> str:
+    """The URL with the rights of the role quota_worker and no others."""
+    return f"{url}{'&' if '?' in url else '?'}options={quote('-c role=quota_worker')}"
+
+
 def start(folder: Path, config: str, database: str, **environment: str) -> Proxy:
     """Starts a gateway with this configuration; waits until it answers for itself."""
     file = folder / "gateway.toml"
@@ -122,7 +128,7 @@ def start(folder: Path, config: str, database: str, **environment: str) -> Proxy
                 [sys.executable, "-m", "gunicorn", "--config", "python:quota.gateway.serving",
                  "--bind", f"fd://{listener.fileno()}"],
                 env={
-                    **clean, "QUOTA_DATABASE_URL": database, "QUOTA_GATEWAY_CONFIG": str(file),
+                    **clean, "QUOTA_DATABASE_URL": as_worker(database), "QUOTA_GATEWAY_CONFIG": str(file),
                     "QUOTA_TIMEOUT_S": "30", "QUOTA_PARENT": str(os.getpid()), **environment,
                 },
                 stdout=out, stderr=subprocess.STDOUT, pass_fds=[listener.fileno()],

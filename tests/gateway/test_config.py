@@ -193,7 +193,9 @@ def test_check_shows_the_routes_and_starts_nothing(capsys: pytest.CaptureFixture
     file.write_text(WHOLE.replace("fixed = 1", "fixed = -1"))
     failed = said(capsys, "gateway", "--config", str(file))
     assert failed.code == 2
-    assert failed.complaint.startswith(f"quota: {file}:17: routes.estimate: fixed is -1; write a whole number from 1 on")
+    assert failed.complaint.startswith(
+        f"quota: {file}:17: routes.estimate: fixed is -1; write a whole number from 1 on"
+    )
 
 
 @pytest.mark.parametrize(
