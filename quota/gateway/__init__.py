@@ -32,14 +32,15 @@ from quota.metering import Authenticator, Keys, Policy
 __all__ = ["Gateway", "GatewayConfig", "create_gateway", "read_config"]
 
 
-def create_gateway(config: GatewayConfig, settings: Settings) -> Gateway:
+def create_gateway(config: GatewayConfig, settings: Settings, *, coalesce: bool = True) -> Gateway:
     """Makes the gateway of one process. It opens no connection before its first request.
 
-    Arguments: `config`, of `read_config`; `settings`, of the environment: which ledger.
+    Arguments: `config`, of `read_config`; `settings`, of the environment: which ledger; `coalesce`: gather concurrent
+    calls of the ledger into batches.
     Errors: `ConfigError` for what cannot be.
     """
     options = AsyncClient.settings_of(settings) | {"fail_open": False}
-    client = AsyncClient(**options, coalesce=True, application_name="quota gateway")
+    client = AsyncClient(**options, coalesce=coalesce, application_name="quota gateway")
     policy = Policy(
         routes=tuple(table.route() for table in config.routes),
         default=None,
