@@ -118,7 +118,7 @@ class _Exchange:
                 **message,
                 "headers": [(name.encode("latin-1"), value.encode("latin-1")) for name, value in told],
             }
-        elif message["type"] == "http.response.body":
+        elif message["type"] in ("http.response.body", "http.response.pathsend"):
             if self._call.counted(message.get("body", b"")):
                 await self._client.drive(self._call.extending())
             if not message.get("more_body", False):

@@ -23,6 +23,7 @@ it ends.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import Counter
@@ -47,6 +48,7 @@ from quota.metering.answers import Answer
 from quota.metering.ceiling import Ceiling
 from quota.metering.identity import Identity, Keys, unauthenticated
 from quota.metering.policy import FailOpen, Policy, Route
+from quota.metering.reads import Reads
 
 __all__ = ["FAIL_OPEN", "Call", "Meter", "Outcome"]
 
@@ -68,6 +70,7 @@ _LEDGER_OUTCOMES = {
 }
 # R3: what an answer without a readable cost is settled at.
 _MISSING_COST = 1
+_COST_END = 10**18
 _STATES_S = 10.0
 
 ResponseHeaders = list[tuple[str, str]]
@@ -91,6 +94,7 @@ class Meter:
         self.events: Counter[tuple[str, str]] = Counter()
         self._lock = threading.Lock()
         self._states: Remembered[list[LimitState]] = Remembered(_STATES_S)
+        self._reads: Reads[list[LimitState]] = Reads()
         self._ceilings: dict[str, PerProcess[Ceiling]] = {}
 
     def call(self, request: Request) -> Call:
@@ -123,7 +127,11 @@ class Meter:
         if known is not None:
             return known
         asked_at_s = time.monotonic()
-        states = yield from self.client.plan(LimitsOf(identity.subject, tenant))
+        states = yield from self._reads.sharing(
+            (tenant, identity.subject),
+            lambda: self.client.plan(LimitsOf(identity.subject, tenant)),
+            asked_at_s + self.client.timeout_s,
+        )
         self._states.keep((tenant, identity.subject), states, asked_at_s)
         return states
 
@@ -171,10 +179,16 @@ class Call:
             cost: what the answer costs, for one that begins before anybody knows: it goes before the header.
             facts: for the reservation's details: `rows`, `node_calls`, `rows_read`, `database_ms`, …
 
-        After the settlement it changes nothing.
+        After the settlement it changes nothing. Errors: `ValueError` for what cannot be meant.
         """
         if outcome is not None and outcome not in _LEDGER_OUTCOMES:
             raise ValueError(f'outcome "{outcome}"; one of {", ".join(_LEDGER_OUTCOMES)}')
+        if cost is not None and (type(cost) is not int or not 0 <= cost < _COST_END):
+            raise ValueError(f"cost {cost!r}; a whole number, at least 0")
+        for name, value in facts.items():
+            # They go into the reservation with its settlement, which must not fail for them.
+            if not (isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))):
+                raise ValueError(f"{name} {value!r}; facts are finite numbers")
         self._noted_outcome = outcome or self._noted_outcome
         self._noted_cost = self._noted_cost if cost is None else cost
         self.facts.update(facts)
@@ -194,11 +208,13 @@ class Call:
 
     def _admitting(self) -> Plan[Answer | None]:
         route = self.route
+        # A browser asks beforehand, without credentials, what it may send.
+        if self.request.method == "OPTIONS" and (route is None or "OPTIONS" not in route.methods):
+            self.route = None
+            return None
         if route is None:
             raise Problem(404, "no_route", "Nothing is served here.")
-        # A browser asks beforehand, without credentials, what it may send.
-        asks_beforehand = self.request.method == "OPTIONS" and "OPTIONS" not in route.methods
-        if asks_beforehand or not route.metered:
+        if not route.metered:
             self.route = None
             return None
         identity = yield from self._authenticating(while_away=route.fail_open is not None)
@@ -378,10 +394,10 @@ class Call:
         if outcome == "timeout" and route.on_timeout == "hold":
             cost = self.estimate
         elif cost is None:
-            missing = outcome == "answered" and self._status < 400
+            missing = outcome == "answered" and 200 <= self._status < 300
             cost = _MISSING_COST if missing else route.failure_charge
             if missing:
-                self._meter.count("cost_header_missing", route, f"{self.request.method} {self.request.path}")
+                self._meter.count("cost_header_missing", route, f"a {self._status} told no cost that can be read")
         cost = self._charged(route, cost)
         details = {
             **self.facts,

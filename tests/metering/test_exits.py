@@ -174,6 +174,6 @@ def test_a_missing_header_is_counted_and_logged(
         gateway.ask(query=query, headers=books.key)
     assert gateway.meter.events == {("cost_header_missing", "rows"): 2}
     assert [record.message for record in caplog.records if "cost_header_missing" in record.message] == [
-        f"cost_header_missing at rows, {number} so far: GET /rows" for number in (1, 2)
+        f"cost_header_missing at rows, {number} so far: a 200 told no cost that can be read" for number in (1, 2)
     ]
     assert [one["details"]["cost_header_missing"] for one in books.calls()] == [True, True, False, False, False]

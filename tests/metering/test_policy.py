@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
 import pytest
 
+from quota import Client
 from quota.config import ConfigError
 from quota.http.problems import Problem
-from quota.metering import FailOpen, Policy, Route, credential_of, fixed
+from quota.metering import FailOpen, Meter, Policy, Request, Route, credential_of, fixed
 from quota.metering.ceiling import Ceiling
 
 
@@ -100,3 +102,12 @@ def test_one_credential() -> None:
 def test_the_ceiling_is_exact() -> None:
     ceiling = Ceiling(FailOpen(capacity=10, refill_per_s=0))
     assert [ceiling.take(cost) for cost in (4, 7, 6, 1, 0)] == [True, False, True, False, True]
+
+
+def test_a_note_that_cannot_be_meant_fails_where_it_is_made() -> None:
+    call = Meter(Client("postgresql://nowhere"), Policy()).call(Request("GET", "/rows", "", {}))
+    for wrong in ({"outcome": "well"}, {"cost": -1}, {"cost": 1.5}, {"cost": True}, {"rows": "many"}, {"ms": math.nan}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            call.note(**wrong)
+    call.note(outcome="timeout", cost=0, rows=1, database_ms=1.5)
+    assert call.facts == {"rows": 1, "database_ms": 1.5}
