@@ -374,6 +374,30 @@ def test_the_cap_is_exact_under_64_clients(proxy: Proxy, gateway_database: str, 
     assert level == 1_000 - COST * seen[200]
 
 
+@pytest.mark.parametrize("method", ["POST", "GET"])
+def test_a_client_that_keeps_the_gateway_waiting(
+    gateway_database: str, upstream: Upstream, db: Connection, key: Key, tmp_path: Path, method: str
+) -> None:
+    """One that announces a body and does not send it, one that asks for a large answer and does not read it."""
+    config = 'client_timeout = "300ms"\n' + CONFIG.format(upstream=upstream.url)
+    running = start(tmp_path, config, gateway_database)
+    try:
+        with running.connect() as connection:
+            more = "Content-Length: 100\r\n" if method == "POST" else ""
+            path = f"/large/{key.subject}"
+            head = REQUEST.format(method=method, target=path, secret=key.secret, more=more)
+            connection.sendall(head.encode() + b"a part" * (method == "POST"))
+            if method == "POST":
+                assert connection.recv(12) == b"HTTP/1.1 408"
+                assert settled(db, key) == [("settled", 1, "cancelled")]
+            else:
+                until(lambda: any(path in seen.line for seen in upstream.seen))
+                assert upstream.last(path).left.wait(PATIENCE_S)
+                assert settled(db, key) == [("settled", COST, "ok")]  # with its head
+    finally:
+        stop(running)
+
+
 # -- the process ----------------------------------------------------------------------------------------------------
 
 

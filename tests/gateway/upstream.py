@@ -155,6 +155,17 @@ class Upstream:
         self.gate.wait(300)
         return self._ok(connection, seen, stream)
 
+    def _large(self, connection: socket.socket, seen: Seen, stream: bool) -> bool:
+        """An answer that is larger than all that lies between here and a client who does not read it."""
+        size = 1 << 28
+        connection.sendall(f"HTTP/1.1 200 OK\r\nX-Agent-Cost: {COST}\r\nContent-Length: {size}\r\n\r\n".encode())
+        try:
+            for _ in range(size >> 16):
+                connection.sendall(b"x" * (1 << 16))
+        except OSError:
+            seen.left.set()
+        return False
+
     def _mirror(self, connection: socket.socket, seen: Seen, stream: bool) -> bool:
         connection.sendall(f"HTTP/1.1 200 OK\r\nX-Agent-Cost: 1\r\nContent-Length: {len(seen.body)}\r\n\r\n".encode())
         connection.sendall(seen.body)
