@@ -15,7 +15,20 @@ from flask_openapi3 import OpenAPI
 from pydantic import ValidationError
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
-from quota.admin import books, document, health, keys, limits, reservations, subjects, tenants, tiers, tokens
+from quota.admin import (
+    books,
+    document,
+    health,
+    keys,
+    limits,
+    prices,
+    reports,
+    reservations,
+    subjects,
+    tenants,
+    tiers,
+    tokens,
+)
 from quota.admin.access import NOBODY, Access, Guard
 from quota.admin.front import PRINCIPAL, REQUEST_ID, ROUTE, Front
 from quota.admin.paths import MALFORMED, SegmentConverter
@@ -93,7 +106,8 @@ def create_app(settings: Settings | None = None, *, client: Client | None = None
     app.extensions["quota.authenticator"] = Authenticator(client, cache_s)
     for noun in (
         keys.keys, tiers.tiers, subjects.subjects, limits.limits, reservations.reservations, books.books,
-        subjects.connections, tenants.tenants, tenants.units, tokens.tokens, health.health,
+        subjects.connections, prices.prices, reports.reports, tenants.tenants, tenants.units, tokens.tokens,
+        health.health,
     ):  # fmt: skip
         app.register_api(noun)
     app.register_blueprint(document.views)

@@ -26,6 +26,7 @@ from quota.calls.admin import (
 from quota.calls.answers import (
     FAIL_OPEN,
     BalanceRow,
+    LimitState,
     Reaped,
     Recorded,
     Released,
@@ -34,6 +35,7 @@ from quota.calls.answers import (
     Row,
     Settlement,
     Standing,
+    Turn,
     Violation,
 )
 from quota.calls.base import Amount, Call, Costs, Function
@@ -59,6 +61,7 @@ from quota.calls.keys import (
     VerifyToken,
 )
 from quota.calls.prices import EndPrice, PriceOf, PricesOf, SetPrice
+from quota.calls.reports import ReportCalibration, ReportModels, ReportPools
 from quota.calls.runs import CreateRun, EndRun, RunDecision
 from quota.calls.worker import (
     Adjust,
@@ -66,10 +69,12 @@ from quota.calls.worker import (
     Check,
     EnsureSubject,
     Extend,
+    LimitsOf,
     Reap,
     Record,
     Release,
     Reserve,
+    ReserveInTurn,
     Settle,
 )
 
@@ -102,6 +107,8 @@ __all__ = [
     "Freeze",
     "Function",
     "KeyHolder",
+    "LimitState",
+    "LimitsOf",
     "LoggedCheck",
     "MoveSubject",
     "OperatorRelease",
@@ -119,9 +126,13 @@ __all__ = [
     "RenameKey",
     "Repair",
     "Repaired",
+    "ReportCalibration",
+    "ReportModels",
+    "ReportPools",
     "RequestClaim",
     "Reservation",
     "Reserve",
+    "ReserveInTurn",
     "ReserveMany",
     "RetireSubject",
     "RetireTier",
@@ -141,6 +152,7 @@ __all__ = [
     "Settlement",
     "Standing",
     "TokenHolder",
+    "Turn",
     "Unfreeze",
     "VerifyKey",
     "VerifyToken",

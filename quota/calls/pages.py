@@ -25,6 +25,8 @@ __all__ = [
     "limits",
     "log",
     "money_units",
+    "price",
+    "prices",
     "reservation",
     "reservations",
     "subjects",
@@ -160,6 +162,18 @@ SELECT name, money FROM quota.units
 WHERE name > %(after)s::text AND (%(name)s::text IS NULL OR name = %(name)s::text)
 ORDER BY name LIMIT %(most)s::integer
 """
+_PRICE = (
+    "SELECT version, tenant, provider, model, variant, rates::text AS rates, free, effective_from, effective_until, "
+    "output_max, input_max, source, created_at FROM quota.prices "
+    "WHERE (tenant IS NULL OR tenant = %(tenant)s::text)"
+)
+_PRICES = f"""{_PRICE} AND version > %(after)s::bigint
+    AND (%(provider)s::text IS NULL OR provider = %(provider)s::text)
+    AND (%(search)s::text IS NULL OR strpos(model, lower(%(search)s::text)) > 0)
+    AND (%(ended)s::boolean OR effective_until IS NULL
+        OR effective_until > coalesce(%(at)s::timestamptz, clock_timestamp()))
+    AND (%(at)s::timestamptz IS NULL OR effective_from IS NULL OR effective_from <= %(at)s::timestamptz)
+ORDER BY version LIMIT %(most)s::integer"""
 _HEALTH = """
 SELECT (SELECT version_num FROM public.quota_alembic_version) AS revision,
     (SELECT extract(epoch FROM clock_timestamp() - min(expires_at)) FROM quota.holds WHERE overdue) AS lag_s,
@@ -331,6 +345,29 @@ def tenants(*, name: str | None = None, after: str = FIRST_ID, most: int) -> Vie
 def units(*, name: str | None = None, after: str = FIRST_ID, most: int) -> View:
     """Returns the call for units by name. `name`: that one only."""
     return _page(_UNITS, {"name": name, "after": after, "most": most})
+
+
+def prices(
+    tenant: str,
+    *,
+    after: int = 0,
+    most: int,
+    provider: str | None = None,
+    search: str | None = None,
+    at: datetime | None = None,
+    ended: bool = False,
+) -> View:
+    """Returns the call for the prices that a tenant meets, its own and everybody's, by version.
+
+    `at`: in force then; None: in force now or later. `ended`: also those that have ended before.
+    """
+    values = {"provider": provider, "search": search, "at": at, "ended": ended}
+    return _page(_PRICES, {"tenant": tenant, "after": after, "most": most, **values})
+
+
+def price(tenant: str, version: int) -> View:
+    """Returns the call for one version of a price."""
+    return _page(f"{_PRICE} AND version = %(version)s::bigint", {"tenant": tenant, "version": version})
 
 
 def money_units() -> View:

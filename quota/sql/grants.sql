@@ -33,6 +33,7 @@ GRANT EXECUTE ON FUNCTION
     quota.extend(uuid, interval, text),
     quota.record(text, jsonb, uuid, text[], jsonb, text),
     quota.ensure_subject(text, text, text),
+    quota.reserve_in_turn(text, jsonb, uuid, interval, interval, text[], numeric, text, jsonb, text),
     quota.reserve_many(text[], jsonb[], uuid[], interval[], jsonb[], numeric[], text[], jsonb[], boolean, text),
     quota.settle_many(uuid[], jsonb[], boolean[], text[], jsonb[], boolean, text),
     quota.release_many(uuid[], jsonb[], boolean, text)
@@ -43,7 +44,7 @@ GRANT EXECUTE ON FUNCTION
     quota.end_run(text, text)
 TO quota_worker, quota_admin, quota_api;
 
-GRANT EXECUTE ON FUNCTION quota.balance(text, text) TO quota_worker, quota_reader, quota_admin, quota_api;
+GRANT EXECUTE ON FUNCTION quota.balance(text, text), quota.limits_of(text, text) TO quota_worker, quota_reader, quota_admin, quota_api;
 GRANT EXECUTE ON FUNCTION quota.verify_key(text, bytea) TO quota_worker, quota_admin, quota_api;
 GRANT EXECUTE ON FUNCTION
     quota.price(text, text, text, timestamptz, text),
@@ -52,6 +53,11 @@ TO quota_worker, quota_reader, quota_admin, quota_api;
 
 GRANT SELECT ON ALL TABLES IN SCHEMA quota TO quota_reader, quota_admin, quota_api;
 GRANT EXECUTE ON FUNCTION quota."check"(text) TO quota_reader, quota_admin, quota_api;
+GRANT EXECUTE ON FUNCTION
+    quota.report_models(timestamptz, timestamptz, text),
+    quota.report_pools(timestamptz, timestamptz, text),
+    quota.report_calibration(timestamptz, timestamptz, text)
+TO quota_reader, quota_admin, quota_api;
 
 GRANT EXECUTE ON FUNCTION quota.reap(integer, text) TO quota_reaper, quota_admin;
 

@@ -13,7 +13,7 @@ from tests.server import Connection
 # Which goes before which; whatever is not named here comes in between, in the order of the document.
 FIRST = [
     "create_subject", "create_key", "create_tier", "set_limit", "create_connection", "create_token", "reserve",
-    "record_usage", "adjust", "extend",
+    "record_usage", "adjust", "extend", "set_price",
 ]  # fmt: skip
 LAST = [
     "settle",
@@ -65,6 +65,8 @@ def test_every_example_works(api: Api, db: Connection, root: str, first: bool) -
         other = {"tenant": api.tenant}
         if "/reservations/" in route.rule:
             other["id"] = settled if name == "credit" else held[0]
+        if "/prices/" in route.rule:
+            other["version"] = api.get("/prices")["items"][-1]["version"]
         if "/tokens/" in route.rule:
             other["id"] = f"ops-{api.tenant}"
         query = {
