@@ -293,7 +293,7 @@ def list_reservations(query: ReservationsQuery) -> Response:
     after = position(query.after, str)
     call = pages.reservations(
         principal().tenant, most=query.limit + 1, subject=query.subject, state=query.state, overdue=query.overdue,
-        **({} if after is None else {"after": _known_uuid(after[0])}),
+        after=None if after is None else _known_uuid(after[0]),
     )  # fmt: skip
     return page(ledger().call(call), query.limit, lambda row: [str(row["reservation"])])
 
