@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy
 from alembic import command, op
@@ -22,6 +23,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import OperationalError
 
+from quota.config import ConfigError
 from quota.errors import SchemaMismatch, Unavailable
 
 # lock_not_available, deadlock_detected
@@ -96,14 +98,29 @@ def revisions() -> tuple[str, ...]:
     return tuple(r.revision for r in reversed(list(script.walk_revisions())))
 
 
+@contextlib.contextmanager
+def _connected(url: str, **options: Any) -> Iterator[sqlalchemy.Connection]:
+    """Yields a connection of its own. Errors: ``ConfigError`` for a database that does not keep text in UTF-8."""
+    engine = sqlalchemy.create_engine(
+        _driver_url(url), poolclass=sqlalchemy.pool.NullPool, connect_args={"client_encoding": "utf8"}, **options
+    )
+    with engine.connect() as connection:
+        encoding = connection.execute(sqlalchemy.text("SHOW server_encoding")).scalar()
+        if encoding != "UTF8":
+            raise ConfigError(
+                f"the database keeps text in {encoding}, and names are UTF-8: make another one, "
+                "CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0"
+            )
+        yield connection
+
+
 def current(url: str) -> str | None:
     """The revision a database is at; None for one that has no ledger yet.
 
     Arguments: ``url``, a ``postgresql://`` URL or a libpq connection string. Errors: the driver's, when it cannot be
     reached.
     """
-    engine = sqlalchemy.create_engine(_driver_url(url), poolclass=sqlalchemy.pool.NullPool)
-    with engine.connect() as connection:
+    with _connected(url) as connection:
         if connection.execute(sqlalchemy.text(f"SELECT to_regclass('{_VERSION_TABLE}')")).scalar() is None:
             return None
         row = connection.execute(
@@ -152,10 +169,7 @@ def _alone(url: str, wait_s: float, report: Callable[[str], None]) -> Iterator[N
     It is asked for again and again rather than waited for: the snapshot of a statement that waits would in turn keep
     the other migration from what has to outwait snapshots, such as building an index concurrently.
     """
-    engine = sqlalchemy.create_engine(
-        _driver_url(url), poolclass=sqlalchemy.pool.NullPool, isolation_level="AUTOCOMMIT"
-    )
-    with engine.connect() as guard:
+    with _connected(url, isolation_level="AUTOCOMMIT") as guard:
         guard.execute(sqlalchemy.text("SET idle_session_timeout = 0"))  # idle is all that this session will be
         deadline, told = time.monotonic() + wait_s, False
         while not guard.execute(sqlalchemy.text("SELECT pg_try_advisory_lock(:key)"), {"key": _GUARD}).scalar():

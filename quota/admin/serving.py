@@ -73,7 +73,7 @@ def application() -> Flask:
     from quota.config import Settings
 
     # Nothing of these is shown, and each is looked up for every request.
-    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    logging.logThreads = logging.logMultiprocessing = False
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     settings = Settings.from_env()
     options: dict[str, Any] = {**Client.settings_of(settings), "fail_open": False}

@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from psycopg import sql
 
 from quota import migrate
 from quota.cli.store import newest_revision
 from quota.embedded import status, stop_server
 from tests.cli.conftest import QUOTA, Ended, Quota, environment, run_quota
-from tests.server import connect, create_database, drop_database
+from tests.server import connect, create_database, drop_database, with_database
 
 VERSION = f"{migrate.VERSION_TABLE_SCHEMA}.{migrate.VERSION_TABLE}"
 
@@ -90,6 +91,21 @@ def test_a_newer_schema_is_refused_by_everything(database: str, quota: Quota) ->
         assert refused.code == 4
         assert "9999" in refused.complaint
         assert "upgrade quota-ledger" in refused.complaint
+
+
+def test_a_database_that_is_not_in_utf_8_is_refused_with_a_remedy(admin_dsn: str, run_id: str, quota: Quota) -> None:
+    """As a server makes them where the locale is C and nobody has said otherwise."""
+    name = f"quota_test_{run_id}_{secrets.token_hex(4)}"
+    with connect(admin_dsn) as connection:
+        order = "CREATE DATABASE {} TEMPLATE template0 ENCODING 'SQL_ASCII' LOCALE_PROVIDER libc LOCALE 'C'"
+        connection.execute(sql.SQL(order).format(sql.Identifier(name)))
+    try:
+        refused = quota("migrate", QUOTA_DATABASE_URL=with_database(admin_dsn, name))
+        assert refused.code == 2
+        assert "SQL_ASCII" in refused.complaint
+        assert "ENCODING 'UTF8'" in refused.complaint
+    finally:
+        drop_database(admin_dsn, name)
 
 
 def test_offline_sql_needs_no_server(quota: Quota) -> None:
