@@ -19,6 +19,7 @@ LAYERS: list[list[str]] = [
     ["embedded", "calls", "migrate"],
     ["http", "client"],
     ["batch", "lease", "authentication", "reaper", "runs", "prices", "fleet", "alerts", "reports", "metrics"],
+    ["metering"],
     ["integrations", "gateway", "admin"],
     ["cli"],
 ]

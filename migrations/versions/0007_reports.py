@@ -10,7 +10,7 @@ from alembic import op
 from quota.migrate import install
 
 revision = "0007"
-down_revision = "0005"
+down_revision = "0006"
 branch_labels = None
 depends_on = None
 
@@ -25,4 +25,4 @@ def downgrade() -> None:
     op.execute("DROP FUNCTION quota_internal.report_range(timestamptz, timestamptz)")
     op.execute("DROP FUNCTION quota_internal.ratio(numeric, numeric), quota_internal.shown(double precision)")
     op.execute("DROP VIEW quota.model_calls, quota.model_refusals, quota.route_calls")
-    install("0005", "grants")
+    install("0006", "grants")

@@ -11,7 +11,7 @@ from pydantic import Field
 from quota.admin.access import OPERATE, READ
 from quota.admin.changes import Found, answer, ledger, principal, write
 from quota.admin.pages import page, position
-from quota.admin.routes import PREFIX, blueprint, route
+from quota.admin.routes import blueprint, place, route
 from quota.admin.types import Answer, Body, Name, PageQuery, Path, Switch, Text, Time, example, page_of
 from quota.calls import EndPrice, SetPrice, pages
 from quota.calls.prices import entry_of
@@ -199,7 +199,7 @@ def set_price(body: PriceDraft) -> Response:
         lambda do: _found(do, do(call)[0]),
         status=201,
         tenant=owner,
-        location=lambda price: f"{PREFIX}/prices/{price['version']}",
+        location=lambda price: place("prices", str(price["version"])),
     )
 
 

@@ -26,6 +26,7 @@ from quota.calls.admin import (
 from quota.calls.answers import (
     FAIL_OPEN,
     BalanceRow,
+    LimitState,
     Reaped,
     Recorded,
     Released,
@@ -34,6 +35,7 @@ from quota.calls.answers import (
     Row,
     Settlement,
     Standing,
+    Turn,
     Violation,
 )
 from quota.calls.base import Amount, Call, Costs, Function
@@ -67,10 +69,12 @@ from quota.calls.worker import (
     Check,
     EnsureSubject,
     Extend,
+    LimitsOf,
     Reap,
     Record,
     Release,
     Reserve,
+    ReserveInTurn,
     Settle,
 )
 
@@ -103,6 +107,8 @@ __all__ = [
     "Freeze",
     "Function",
     "KeyHolder",
+    "LimitState",
+    "LimitsOf",
     "LoggedCheck",
     "MoveSubject",
     "OperatorRelease",
@@ -126,6 +132,7 @@ __all__ = [
     "RequestClaim",
     "Reservation",
     "Reserve",
+    "ReserveInTurn",
     "ReserveMany",
     "RetireSubject",
     "RetireTier",
@@ -145,6 +152,7 @@ __all__ = [
     "Settlement",
     "Standing",
     "TokenHolder",
+    "Turn",
     "Unfreeze",
     "VerifyKey",
     "VerifyToken",

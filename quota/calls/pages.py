@@ -31,9 +31,11 @@ __all__ = [
     "reservations",
     "subjects",
     "tenant",
+    "tenants",
     "tiers",
     "token",
     "tokens",
+    "units",
     "usage",
 ]
 
@@ -147,6 +149,18 @@ FROM quota.tokens
 WHERE id > %(after)s::text AND (tenant = %(tenant)s::text OR tenant IS NULL AND %(shared)s::boolean)
     AND (%(id)s::text IS NULL OR id = %(id)s::text)
 ORDER BY id LIMIT %(most)s::integer
+"""
+_TENANTS = """
+SELECT name, trim_scale(extract(epoch FROM ttl_maximum)) AS ttl_maximum_s, polling_hint_s,
+    trim_scale(extract(epoch FROM keep)) AS keep_s, created_at
+FROM quota.tenants
+WHERE name > %(after)s::text AND (%(name)s::text IS NULL OR name = %(name)s::text)
+ORDER BY name LIMIT %(most)s::integer
+"""
+_UNITS = """
+SELECT name, money FROM quota.units
+WHERE name > %(after)s::text AND (%(name)s::text IS NULL OR name = %(name)s::text)
+ORDER BY name LIMIT %(most)s::integer
 """
 _PRICE = (
     "SELECT version, tenant, provider, model, variant, rates::text AS rates, free, effective_from, effective_until, "
@@ -321,6 +335,16 @@ def tokens(tenant: str, *, shared: bool, after: str = FIRST_ID, most: int) -> Vi
 def token(tenant: str, identity: str, *, shared: bool) -> View:
     """Returns the call for one token."""
     return _page(_TOKENS, {"tenant": tenant, "shared": shared, "after": FIRST_ID, "most": 1, "id": identity})
+
+
+def tenants(*, name: str | None = None, after: str = FIRST_ID, most: int) -> View:
+    """Returns the call for tenants by name, their settings in seconds. `name`: that one only."""
+    return _page(_TENANTS, {"name": name, "after": after, "most": most})
+
+
+def units(*, name: str | None = None, after: str = FIRST_ID, most: int) -> View:
+    """Returns the call for units by name. `name`: that one only."""
+    return _page(_UNITS, {"name": name, "after": after, "most": most})
 
 
 def prices(

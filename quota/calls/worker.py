@@ -10,12 +10,14 @@ from uuid import UUID
 
 from quota.calls.answers import (
     BalanceRow,
+    LimitState,
     Reaped,
     Recorded,
     Released,
     Reservation,
     Row,
     Settlement,
+    Turn,
     Violation,
     amounts,
     instant,
@@ -37,7 +39,20 @@ from quota.calls.base import (
     Function,
 )
 
-__all__ = ["Adjust", "Balance", "Check", "EnsureSubject", "Extend", "Reap", "Record", "Release", "Reserve", "Settle"]
+__all__ = [
+    "Adjust",
+    "Balance",
+    "Check",
+    "EnsureSubject",
+    "Extend",
+    "LimitsOf",
+    "Reap",
+    "Record",
+    "Release",
+    "Reserve",
+    "ReserveInTurn",
+    "Settle",
+]
 
 # jsonb is read as text and parsed here, so that no setting of a connection can turn an amount into a float.
 _DECISION = (
@@ -84,6 +99,39 @@ class Reserve(Call[Reservation]):
     def answer(self, rows: Sequence[Row]) -> Reservation:
         """The reservation, or the refusal."""
         return Reservation.of(rows[0])
+
+
+@dataclass(frozen=True)
+class ReserveInTurn(Call[Turn]):
+    """`quota.reserve_in_turn`: `Reserve` for callers who can wait; one that is refused takes a place in a queue.
+
+    It is one ask. A client repeats it until there is an answer; see `quota.client.retrying`.
+
+    Arguments:
+        patience: for how long the caller would still wait, 0 to a day; 0 takes no place and gives up the one there is.
+        all others: as in `Reserve`.
+    """
+
+    subject: str
+    costs: Costs
+    id: UUID | str | None = None
+    patience: timedelta = timedelta(seconds=30)
+    ttl: timedelta = timedelta(minutes=10)
+    also: Collection[str] = ()
+    headroom: Amount = 0
+    on_expiry: str | None = None
+    details: Mapping[str, object] | None = None
+    tenant: str = "default"
+
+    keyed = True
+    function = Function(
+        "reserve_in_turn", f"{_DECISION}, ahead, look_after_s", subject=NAME, costs=COSTS, id=ID, patience=SPAN,
+        ttl=SPAN, also=NAMES, headroom=NUMBER, on_expiry=WORD, details=DETAILS, tenant=NAME,
+    )  # fmt: skip
+
+    def answer(self, rows: Sequence[Row]) -> Turn:
+        """The reservation, or the refusal with the place."""
+        return Turn.of(rows[0])
 
 
 @dataclass(frozen=True)
@@ -207,6 +255,27 @@ class Balance(Call[list[BalanceRow]]):
     def answer(self, rows: Sequence[Row]) -> list[BalanceRow]:
         """One row per limit."""
         return [BalanceRow.of(row) for row in rows]
+
+
+@dataclass(frozen=True)
+class LimitsOf(Call[list[LimitState]]):
+    """`quota.limits_of`: every limit on the subject's lineage: its terms, and where it stands now."""
+
+    subject: str
+    tenant: str = "default"
+
+    writes = False
+    function = Function(
+        "limits_of",
+        "owner, limit_name, unit, money, kind, capacity, refill_per_s, period, window_s, spent, reserved, level, "
+        "available, window_start, window_end, resets_in_s, full_after_s",
+        subject=NAME,
+        tenant=NAME,
+    )
+
+    def answer(self, rows: Sequence[Row]) -> list[LimitState]:
+        """One value per limit, the subject's own first."""
+        return [LimitState.of(row) for row in rows]
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolClosed, PoolTimeout
 
-from quota.calls import Call, Reservation, Reserve
+from quota.calls import Call, Reservation, Reserve, ReserveInTurn
 from quota.client import verbs
 from quota.client.attempts import Execute, Join, NoConnection, Plan, Result, Wait
 from quota.client.connections import AsyncBoundConnection, BoundConnection, is_stale
@@ -50,14 +50,14 @@ _CANCEL_S = 2.0
 
 
 def _held(
-    make: Callable[[Any, Reserve], H], build: Callable[Concatenate[Any, P], Call[Reservation]]
+    make: Callable[[Any, Reserve | ReserveInTurn], H], build: Callable[Concatenate[Any, P], Call[Reservation]]
 ) -> Callable[Concatenate[Any, P], H]:
     def hold(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> H:
         """Returns a hold to be used as a context: reserved on entering (`Refused` when refused), closed on leaving.
 
         Arguments: as in `reserve`. What happens on leaving is told by `Hold`.
         """
-        return make(self, cast("Reserve", build(self, *args, **kwargs)))
+        return make(self, cast("Reserve | ReserveInTurn", build(self, *args, **kwargs)))
 
     return hold
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -10,9 +9,22 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 from uuid import UUID
 
-from quota.calls import Adjust, Call, Costs, Extend, Release, Released, Reservation, Reserve, Settle, Settlement
+from quota.calls import (
+    Adjust,
+    Call,
+    Costs,
+    Extend,
+    Release,
+    Released,
+    Reservation,
+    Reserve,
+    ReserveInTurn,
+    Settle,
+    Settlement,
+)
 from quota.client.attempts import Plan
 from quota.client.verbs import awaited, blocking
+from quota.client.waiting import undisturbed
 from quota.errors import Unavailable
 from quota.ids import uuid7
 
@@ -47,7 +59,7 @@ class AsyncDriver(Planner, Protocol):
 class _HoldCore:
     """The life of a hold, as plans. No I/O."""
 
-    def __init__(self, core: Planner, reserve: Reserve) -> None:
+    def __init__(self, core: Planner, reserve: Reserve | ReserveInTurn) -> None:
         self._core = core
         self._id_is_ours = reserve.id is None
         self._reserve = reserve.identified(uuid7)
@@ -159,7 +171,7 @@ class Hold(_HoldCore):
     exception of the work is never replaced: when closing fails on top of it, that is logged and noted on it.
     """
 
-    def __init__(self, client: Driver, reserve: Reserve) -> None:
+    def __init__(self, client: Driver, reserve: Reserve | ReserveInTurn) -> None:
         super().__init__(client, reserve)
         self._client = client
 
@@ -185,7 +197,7 @@ class Hold(_HoldCore):
 class AsyncHold(_HoldCore):
     """`Hold`, asynchronous, from `AsyncClient.hold`. A cancellation waits until the hold is closed (or out of time)."""
 
-    def __init__(self, client: AsyncDriver, reserve: Reserve) -> None:
+    def __init__(self, client: AsyncDriver, reserve: Reserve | ReserveInTurn) -> None:
         super().__init__(client, reserve)
         self._client = client
 
@@ -205,14 +217,7 @@ class AsyncHold(_HoldCore):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # A task of its own: who cancels this one a second time must not leave the hold open.
-        closing = asyncio.ensure_future(self._client.drive(self._leaving(error)))
-        cancelled: asyncio.CancelledError | None = None
-        while not closing.done():
-            try:
-                await asyncio.wait({closing})
-            except asyncio.CancelledError as again:
-                cancelled = again
-        closing.result()
+        # Who cancels a second time must not leave the hold open.
+        cancelled = await undisturbed(self._client.drive(self._leaving(error)))
         if cancelled is not None and error is None:
             raise cancelled

@@ -93,6 +93,7 @@ class _Core:
         on_cut: Literal["hold", "usage"] = "hold",
         ttl: timedelta = timedelta(minutes=30),
         headroom: Amount = Decimal(0),
+        wait: Decimal | float | None = None,
         input_tokens: int | None = None,
         max_tokens: int | None = None,
         tokenizer: Tokenizer | None = None,
@@ -106,6 +107,7 @@ class _Core:
         self.on_cut = on_cut
         self.ttl = ttl
         self.headroom = headroom
+        self.wait = wait
         self._given = prices
         self._book: PriceBook | None = None
         self._book_until = 0.0
@@ -203,6 +205,7 @@ class _Core:
             "ttl": self.ttl,
             "also": attempt.also,
             "headroom": self.headroom,
+            "wait": self.wait,
             "on_expiry": "charge",
             "details": attempt.details,
         }
@@ -220,6 +223,7 @@ _ARGUMENTS = """
         on_cut: what a stream that was cut settles at: `hold`, or the `usage` that was reported so far.
         ttl: how long a hold lives; longer than any call.
         headroom: share of every capacity to leave to others: batch work passes 0.2.
+        wait: for how many seconds a call waits in turn for room, as in `Client.reserve`; None: it is refused at once.
         input_tokens: the most input tokens of any call, as you state it; it goes before the bound read from the
             request, and makes requests possible whose parts have none.
         max_tokens: the most output tokens that a call may ask for.

@@ -33,6 +33,7 @@ GRANT EXECUTE ON FUNCTION
     quota.extend(uuid, interval, text),
     quota.record(text, jsonb, uuid, text[], jsonb, text),
     quota.ensure_subject(text, text, text),
+    quota.reserve_in_turn(text, jsonb, uuid, interval, interval, text[], numeric, text, jsonb, text),
     quota.reserve_many(text[], jsonb[], uuid[], interval[], jsonb[], numeric[], text[], jsonb[], boolean, text),
     quota.settle_many(uuid[], jsonb[], boolean[], text[], jsonb[], boolean, text),
     quota.release_many(uuid[], jsonb[], boolean, text)
@@ -43,7 +44,7 @@ GRANT EXECUTE ON FUNCTION
     quota.end_run(text, text)
 TO quota_worker, quota_admin, quota_api;
 
-GRANT EXECUTE ON FUNCTION quota.balance(text, text) TO quota_worker, quota_reader, quota_admin, quota_api;
+GRANT EXECUTE ON FUNCTION quota.balance(text, text), quota.limits_of(text, text) TO quota_worker, quota_reader, quota_admin, quota_api;
 GRANT EXECUTE ON FUNCTION quota.verify_key(text, bytea) TO quota_worker, quota_admin, quota_api;
 GRANT EXECUTE ON FUNCTION
     quota.price(text, text, text, timestamptz, text),
@@ -61,15 +62,15 @@ TO quota_reader, quota_admin, quota_api;
 GRANT EXECUTE ON FUNCTION quota.reap(integer, text) TO quota_reaper, quota_admin;
 
 GRANT EXECUTE ON FUNCTION
-    quota.create_tenant(text),
-    quota.configure_tenant(text, interval, numeric, interval),
-    quota.create_unit(text, boolean),
     quota.retain(integer, text),
     quota.bind_login(name, text)
 TO quota_admin;
 
--- What the HTTP API does for its operators. Tenants, units, retention and database logins stay with quota_admin.
+-- What the HTTP API does for its operators. Retention and database logins stay with quota_admin.
 GRANT EXECUTE ON FUNCTION
+    quota.create_tenant(text),
+    quota.configure_tenant(text, interval, numeric, interval),
+    quota.create_unit(text, boolean),
     quota.create_subject(text, text, text, text),
     quota.move_subject(text, text, text),
     quota.retire_subject(text, text),

@@ -17,16 +17,19 @@ WORKER = {"reserve", "settle", "release", "adjust", "extend", "record_usage", "v
 VIEWER = {
     "list_keys", "get_key", "list_tiers", "get_tier", "list_subjects", "get_subject", "get_balance", "list_limits",
     "get_limit", "list_reservations", "get_reservation", "list_ledger", "export_ledger", "get_usage", "list_log",
-    "check_books", "list_connections", "get_connection", "list_prices", "get_price", "report_models", "report_pools",
-    "report_calibration",
+    "check_books", "list_connections", "get_connection", "list_tenants", "get_tenant", "list_units", "get_unit",
+    "list_prices", "get_price", "report_models", "report_pools", "report_calibration",
 }  # fmt: skip
 OPERATOR = VIEWER | {
     "create_key", "change_key", "rotate_key", "revoke_key", "set_tier_of_keys", "verify_key", "create_tier",
     "set_tier_limit", "retire_tier", "create_subject", "move_subject", "freeze_subject", "unfreeze_subject",
-    "retire_subject", "set_limit", "remove_limit", "settle", "release", "create_connection", "set_price", "end_price",
-    "import_prices",
+    "retire_subject", "set_limit", "remove_limit", "settle", "release", "credit", "create_connection", "set_price",
+    "end_price", "import_prices",
 }  # fmt: skip
-OWNER = OPERATOR | {"list_tokens", "create_token", "get_token", "revoke_token", "repair_books"}
+OWNER = OPERATOR | {
+    "list_tokens", "create_token", "get_token", "revoke_token", "repair_books", "create_tenant", "configure_tenant",
+    "create_unit",
+}  # fmt: skip
 MAY = {"worker": WORKER, "viewer": VIEWER, "operator": OPERATOR, "owner": OWNER}
 
 
@@ -88,7 +91,9 @@ def populate(api: Api) -> dict[str, str]:
     token = api.do("POST", "/tokens", {"name": "hidden", "role": "viewer"})["id"]
     rates = {"input": "1", "output": "2"}
     price = api.do("POST", "/prices", {"provider": "hidden", "model": "hidden", "rates": rates})["version"]
-    return {"key": key, "token": token, "reservation": held["reservation"], "price": price}
+    return {
+        "key": key, "token": token, "reservation": held["reservation"], "price": price, "tenant": api.tenant,
+    }  # fmt: skip
 
 
 def aimed(route: Route, theirs: dict[str, str]) -> str:
@@ -100,7 +105,7 @@ def aimed(route: Route, theirs: dict[str, str]) -> str:
     }  # fmt: skip
     return route.path(
         id=ids.get(noun, ""), tier="hidden", subject="org:secret", owner="org:secret",
-        name="x" if noun == "tiers" else "cap", version=theirs["price"],
+        name="x" if noun == "tiers" else "cap", tenant=theirs["tenant"], unit="hidden", version=theirs["price"],
     )  # fmt: skip
 
 

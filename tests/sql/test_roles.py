@@ -29,18 +29,20 @@ from tests.sql.kit import (
 )
 
 WORKER = {
-    "adjust", "balance", "create_run", "end_run", "ensure_subject", "extend", "price", "price_book", "record",
-    "release", "release_many", "reserve", "reserve_many", "settle", "settle_many", "verify_key",
+    "adjust", "balance", "create_run", "end_run", "ensure_subject", "extend", "limits_of", "price", "price_book",
+    "record", "release", "release_many", "reserve", "reserve_in_turn", "reserve_many", "settle", "settle_many",
+    "verify_key",
 }  # fmt: skip
 READER = {
-    "balance", "check", "price", "price_book", "report_calibration", "report_models", "report_pools",
+    "balance", "check", "limits_of", "price", "price_book", "report_calibration", "report_models", "report_pools",
 }  # fmt: skip
 REAPER = {"reap"}
 API = {
-    "create_subject", "move_subject", "retire_subject", "freeze", "unfreeze", "set_limit", "remove_limit",
-    "set_rate_tier", "set_rate_tiers", "set_tier_limit", "retire_tier", "credit", "repair", "create_key", "rename_key",
-    "set_key_expiry", "rotate_key", "revoke_key", "create_token", "revoke_token", "verify_token", "begin_change",
-    "begin_request", "end_request", "operator_settle", "operator_release", "logged_check", "set_price", "end_price",
+    "create_tenant", "configure_tenant", "create_unit", "create_subject", "move_subject", "retire_subject", "freeze",
+    "unfreeze", "set_limit", "remove_limit", "set_rate_tier", "set_rate_tiers", "set_tier_limit", "retire_tier",
+    "credit", "repair", "create_key", "rename_key", "set_key_expiry", "rotate_key", "revoke_key", "create_token",
+    "revoke_token", "verify_token", "begin_change", "begin_request", "end_request", "operator_settle",
+    "operator_release", "logged_check", "set_price", "end_price",
 }  # fmt: skip
 ROLES = {
     "quota_worker": WORKER, "quota_reader": READER, "quota_reaper": REAPER, "quota_api": WORKER | READER | API,
@@ -128,6 +130,7 @@ def test_a_worker_works_and_is_turned_away_elsewhere(database: str, conn: Connec
 # -- a bound login -----------------------------------------------------------------------------------------------------
 
 HELD, SETTLED, OVERDUE = (UUID(f"00000000-0000-7000-8000-00000000000{n}") for n in (1, 2, 3))
+TURN = UUID("00000000-0000-7000-8000-000000000009")
 USD = {"usd": 1}
 GOLD = {"tier": "gold", "name": "gold", "unit": "cost", "kind": "budget", "capacity": 9}
 # What every tenant shares is not for a bound login at all, whichever tenant it names.
@@ -163,6 +166,7 @@ def calls(login: str) -> dict[str, dict[str, Any]]:
         "ensure_subject": {"name": "org:new"},
         "extend": {"id": HELD, "ttl": "2 hours"},
         "freeze": {"name": "org:x", "reason": "why"},
+        "limits_of": {"subject": "org:x"},
         "logged_check": {},
         "move_subject": {"name": "key:k", "parent": "org:y"},
         "operator_release": {"id": HELD, "reason": "why"},
@@ -179,6 +183,7 @@ def calls(login: str) -> dict[str, dict[str, Any]]:
         "report_calibration": {},
         "report_models": {},
         "report_pools": {},
+        "reserve_in_turn": {"subject": "org:x", "costs": USD, "id": TURN},
         "reserve": {"subject": "org:x", "costs": USD},
         "reserve_many": {"subjects": ["org:x"], "costs": [Jsonb(USD)]},
         "retain": {},
