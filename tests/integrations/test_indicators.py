@@ -14,9 +14,9 @@ import anthropic
 import openai
 import pytest
 
-from quota.calls import ReportModels, ReportPools, SetLimit
+from quota.calls import ReportModels, ReportPools, Reserve, SetLimit
 from quota.client import AsyncClient, Client, run
-from quota.errors import Refused, Unavailable
+from quota.errors import Refused, Shortage, Unavailable
 from quota.integrations import anthropic as anthropics
 from quota.integrations import openai as openais
 from quota.integrations import refusals
@@ -95,6 +95,17 @@ def test_the_limit_that_refused_is_named(
         drawing.tell_refusals()
     found = {row["limit_name"]: row for row in client.call(ReportPools()) if row["pool"] == books.pool}
     assert (found["tpm"]["refused"], found["tpd"]["refused"]) == (3, 0)
+
+
+def test_a_call_that_waited_in_vain_counts_once(client: Client, books: Books, provider: Provider, route: str) -> None:
+    run(books.connection, SetLimit(books.pool, "slots", "concurrency", "concurrency", 1))
+    run(books.connection, Reserve(books.user, {"usd": 0}, also=[books.pool]))
+    guard = Guard(client, books.user, pool=Pool(books.pool), wait=Decimal("0.1"), details={"route": route})
+    plain = openai.OpenAI(api_key="secret", base_url=f"{provider.url}/v1")
+    with plain, openais.guarded(plain, guard) as ai, pytest.raises(Shortage):
+        ai.chat.completions.create(**ASKED)
+    guard.tell_refusals()
+    assert told(books, route) == [("concurrency", books.pool, "slots", 1, 0)]
 
 
 def test_a_ledger_that_is_away_is_told_later(
