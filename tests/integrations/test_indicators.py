@@ -29,6 +29,12 @@ from tests.sql.kit import PATIENCE_S
 TOO_MUCH: Any = {**ASKED, "max_completion_tokens": 5000}
 
 
+@pytest.fixture(autouse=True)
+def rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the first time refusals are told when they are asked for, however slow this machine is."""
+    monkeypatch.setattr(refusals, "_EVERY_S", 1e9)
+
+
 @pytest.fixture
 def route(books: Books) -> str:
     """A route of the test's own, in a ledger that all tests here share."""
@@ -131,7 +137,7 @@ def test_a_later_call_tells_what_is_due(ai: openai.OpenAI, guard: Guard, books: 
             ai.chat.completions.create(**TOO_MUCH)
     ai.chat.completions.create(**ASKED)
     assert len(told(books, route)) == 1
-    guard.refusals._told_at -= 11
+    guard.refusals._told_at -= 2e9
     ai.chat.completions.create(**ASKED)
     assert [row[3] for row in told(books, route)] == [1, 1]
 
