@@ -8,7 +8,7 @@ import click
 
 from quota.cli.failures import PipeClosed
 
-__all__ = ["Ordered", "Sections", "examples"]
+__all__ = ["Defaulted", "Ordered", "Sections", "examples"]
 
 
 def examples(*lines: str) -> str:
@@ -22,6 +22,25 @@ class Ordered(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """The names, as defined."""
         return list(self.commands)
+
+
+class Defaulted(Ordered):
+    """A group of which one command is meant when none is named: `quota demo --json` is `quota demo fleet --json`.
+
+    Arguments: `default`, that command's name; all others as in `click.Group`.
+    """
+
+    def __init__(self, *args: Any, default: str, **kwargs: Any) -> None:
+        super().__init__(*args, **{**kwargs, "no_args_is_help": False})
+        self.default = default
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Puts the default command first where an option stands, or nothing."""
+        # Whoever asks for completions with nothing written yet wants to see the commands.
+        unnamed = args[0].startswith("-") if args else not ctx.resilient_parsing
+        if unnamed and args[:1] not in ([name] for name in ctx.help_option_names):
+            args = [self.default, *args]
+        return super().parse_args(ctx, args)
 
 
 class Sections(Ordered):

@@ -267,7 +267,9 @@ class Call:
         except UnknownSubject:
             if not identity.first_contact:
                 raise
-            yield from client.plan(EnsureSubject(identity.subject, identity.parent, self._tenant))
+            for subject, parent in ((identity.parent, None), (identity.subject, identity.parent)):
+                if subject is not None:
+                    yield from client.plan(EnsureSubject(subject, parent, self._tenant))
             answer = yield from client.plan(reserve, id_is_ours=True)
         self._in_doubt = False
         return answer

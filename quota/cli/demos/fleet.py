@@ -1,4 +1,4 @@
-"""`quota demo`: twenty processes and one budget; the naive guard breaks it, the ledger holds it."""
+"""`quota demo fleet`: twenty processes and one budget; the naive guard breaks it, the ledger holds it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from quota.cli.work import Books, Job, Pulse, Tally, books_of, cap_of, fresh_bud
 from quota.fleet import Fleet, Task
 from quota.trace import Prices, Request, sample_trace
 
-__all__ = ["demo"]
+__all__ = ["fleet"]
 
 NAIVE, LEDGER, CRASH = "team:naive", "team:ledger", "team:crash"
 PRICES = Prices(Decimal(15), Decimal(75))
@@ -91,7 +91,9 @@ class Crash:
         return self.released == 1 and self.reserved_after_reap == 0
 
 
-@click.command(epilog=examples("quota demo", "quota demo --workers 8 --cap 20 --calls 48", "quota demo --json"))
+@click.command(
+    epilog=examples("quota demo fleet", "quota demo fleet --workers 8 --cap 20 --calls 48", "quota demo fleet --json")
+)
 @click.option("--workers", type=click.IntRange(2, 150), default=20, show_default=True, help="Processes.")
 @click.option("--cap", type=AMOUNT, default="50", show_default=True, help="The budget in dollars.")
 @click.option(
@@ -101,7 +103,7 @@ class Crash:
     "--call-ms", type=click.IntRange(1, 10_000), default=400, show_default=True, help="How long a call lasts."
 )
 @with_server
-def demo(session: Session, workers: int, cap: Decimal, calls: int, call_ms: int) -> None:
+def fleet(session: Session, workers: int, cap: Decimal, calls: int, call_ms: int) -> None:
     """See a budget break, and the ledger hold it.
 
     Twenty processes share $50. Each call's worst case and true cost come from a small made-up trace of agent requests.
@@ -114,8 +116,8 @@ def demo(session: Session, workers: int, cap: Decimal, calls: int, call_ms: int)
     tenant = fresh_tenant(session.client, "demo")
     prepare = session.target.settings.prepare_threshold
     screen.line(f"{workers} processes, ${number(cap)}, {calls} calls they want to make. Starting them ...")
-    with Fleet(workers, session.url, tenant=tenant, prepare_threshold=prepare, preload=["quota.cli.demo"]) as fleet:
-        stage = _Stage(session, fleet, tenant, requests, cap, call_ms / 1000)
+    with Fleet(workers, session.url, tenant=tenant, prepare_threshold=prepare, preload=[__name__]) as processes:
+        stage = _Stage(session, processes, tenant, requests, cap, call_ms / 1000)
         screen.line("\n1. The naive guard: look whether something is left, call, add the cost.")
         rounds = -(-len(requests) // workers)
         naive = stage.part("naive guard", NAIVE, guess, rounds)
@@ -172,11 +174,11 @@ class _Stage:
 def _crash(session: Session, tenant: str, cost: Decimal) -> Crash:
     client, screen = session.client, session.screen
     fresh_budget(client, tenant, CRASH, cost * 10)
-    with Fleet(1, session.url, tenant=tenant, preload=["quota.cli.demo"]) as fleet:
-        fleet.start(stall, [(CRASH, cost, _CRASH_TTL_S)])
-        next(fleet.news())
+    with Fleet(1, session.url, tenant=tenant, preload=[__name__]) as process:
+        process.start(stall, [(CRASH, cost, _CRASH_TTL_S)])
+        next(process.news())
         held = cap_of(client, tenant, CRASH).reserved or Decimal(0)
-        pid = fleet.kill(0)
+        pid = process.kill(0)
     after_kill = cap_of(client, tenant, CRASH).reserved or Decimal(0)
     screen.line(f"   process {pid} held ${number(held)} and was killed with SIGKILL; reserved: ${number(after_kill)}")
     screen.line(f"   its hold lives for {_CRASH_TTL_S:g} s; the reaper looks every quarter of a second ...")
