@@ -169,6 +169,11 @@ class Call:
         self._closed = False
         self._booked = 0
 
+    @property
+    def is_open(self) -> bool:
+        """True while there is, or may be, a hold to be closed."""
+        return not self._closed and (self._held or self._in_doubt)
+
     # -- what the application may say ----------------------------------------------------------------------------------
 
     def note(self, *, outcome: Outcome | None = None, cost: int | None = None, **facts: Any) -> None:
@@ -361,7 +366,7 @@ class Call:
 
         Arguments: `outcome`, what it looks like from outside: what was noted goes before it.
         """
-        if self._closed or not (self._held or self._in_doubt):
+        if not self.is_open:
             return
         self._closed = True
         try:
