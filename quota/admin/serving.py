@@ -3,7 +3,7 @@
 Workers wait for the database, not for the processor, so each has threads; the pool has a connection for each thread
 and no more. The application is made once, before the fork, and opens no connection; every worker opens its own when it
 first needs them. Read from the environment, with the defaults that `quota serve --help` shows: QUOTA_BIND,
-QUOTA_WORKERS, QUOTA_THREADS, and QUOTA_CACHE_S, QUOTA_PROXIES.
+QUOTA_WORKERS, QUOTA_THREADS, and QUOTA_CACHE_S, QUOTA_PROXIES, QUOTA_RATE_LIMIT_HEADERS.
 """
 
 from __future__ import annotations
@@ -72,11 +72,15 @@ def application() -> Flask:
     from quota.client import Client
     from quota.config import Settings
 
+    # Nothing of these is shown, and each is looked up for every request.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     settings = Settings.from_env()
     options: dict[str, Any] = {**Client.settings_of(settings), "fail_open": False}
     options["pool_max"] = max(threads, 1)
-    app = create_app(client=Client(**options, application_name="quota api"), cache_s=_cache_s())
+    style: Any = os.environ.get("QUOTA_RATE_LIMIT_HEADERS", "").strip() or "draft-11"
+    client = Client(**options, application_name="quota api")
+    app = create_app(client=client, cache_s=_cache_s(), rate_limit_headers=style)
     proxies = int(os.environ.get("QUOTA_PROXIES", "").strip() or 0)
     if proxies:
         from werkzeug.middleware.proxy_fix import ProxyFix
