@@ -161,10 +161,8 @@ BEGIN
     IF queued.ahead IS NULL THEN
         d := quota.reserve(subject, costs, ttl, id, also, headroom, on_expiry, details, tenant);
         IF NOT d.granted AND d.retry_after_s IS NOT NULL THEN
-            -- Others may have queued up while this one was being decided.
-            queued := quota_internal.queued_behind(tenant, subjects, parsed, mine, at);
-            queued.ahead := coalesce(queued.ahead, 0);
-            queued.look_after_s := greatest(d.retry_after_s, queued.look_after_s);
+            queued.ahead := 0;
+            queued.look_after_s := d.retry_after_s;
             queued.alone_s := CASE WHEN d.reason IN ('rate', 'exhausted') THEN d.retry_after_s ELSE 0 END;
         END IF;
     ELSE
