@@ -347,7 +347,7 @@ class CostError(QuotaError):
     """What a call may cost, or did cost, cannot be told. But for `MalformedUsage` it is raised before anything is sent.
 
     Fields:
-        name: the error's name, such as `missing_ceiling`.
+        name: the error's name, such as `missing_output_ceiling`.
         http_status: the status that HTTP faces answer with.
         message: what is wrong, with which value, and what to do.
     """
@@ -366,7 +366,7 @@ class CostError(QuotaError):
         return self.message
 
 
-class MissingCeiling(CostError, name="missing_ceiling"):  # noqa: N818
+class MissingCeiling(CostError, name="missing_output_ceiling"):  # noqa: N818
     """The request names no ceiling on its output, or one that cannot be one; the message names the parameter."""
 
 

@@ -26,6 +26,7 @@ from quota.calls.admin import (
 from quota.calls.answers import (
     FAIL_OPEN,
     BalanceRow,
+    LimitState,
     Reaped,
     Recorded,
     Released,
@@ -60,6 +61,7 @@ from quota.calls.keys import (
     VerifyToken,
 )
 from quota.calls.prices import EndPrice, PriceOf, PricesOf, SetPrice
+from quota.calls.reports import ReportCalibration, ReportModels, ReportPools
 from quota.calls.runs import CreateRun, EndRun, RunDecision
 from quota.calls.worker import (
     Adjust,
@@ -67,6 +69,7 @@ from quota.calls.worker import (
     Check,
     EnsureSubject,
     Extend,
+    LimitsOf,
     Reap,
     Record,
     Release,
@@ -104,6 +107,8 @@ __all__ = [
     "Freeze",
     "Function",
     "KeyHolder",
+    "LimitState",
+    "LimitsOf",
     "LoggedCheck",
     "MoveSubject",
     "OperatorRelease",
@@ -121,6 +126,9 @@ __all__ = [
     "RenameKey",
     "Repair",
     "Repaired",
+    "ReportCalibration",
+    "ReportModels",
+    "ReportPools",
     "RequestClaim",
     "Reservation",
     "Reserve",

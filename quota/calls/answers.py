@@ -15,6 +15,7 @@ from quota.errors import Refused
 __all__ = [
     "FAIL_OPEN",
     "BalanceRow",
+    "LimitState",
     "Reaped",
     "Recorded",
     "Released",
@@ -317,6 +318,54 @@ class BalanceRow:
         numbers = ("capacity", "spent", "reserved", "level", "available", "full_after_s")
         return cls(
             **_picked(row, ("subject", "limit_name", "unit", "kind"), numbers),
+            window_start=instant(row["window_start"]),
+            window_end=instant(row["window_end"]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitState:
+    """One limit on a subject's lineage: its terms, and where it stands now.
+
+    Fields:
+        owner: the subject that it stands on: the one asked for, or an ancestor.
+        limit_name, unit, kind: of the limit. `money`: whether the unit is money.
+        capacity: None means unlimited.
+        refill_per_s: of buckets only.
+        period, window_s: of its window, and the nominal length of it in seconds; None for a lifetime.
+        spent, reserved, level, available: as in `BalanceRow`.
+        window_start, window_end: of the open window (UTC, half open); None while none is.
+        resets_in_s: seconds until that window ends.
+        full_after_s: seconds until a bucket is full; None if it never is.
+    """
+
+    owner: str
+    limit_name: str
+    unit: str
+    money: bool
+    kind: str
+    capacity: Decimal | None
+    refill_per_s: Decimal | None
+    period: str | None
+    window_s: Decimal | None
+    spent: Decimal | None
+    reserved: Decimal | None
+    level: Decimal | None
+    available: Decimal | None
+    window_start: datetime | None
+    window_end: datetime | None
+    resets_in_s: Decimal | None
+    full_after_s: Decimal | None
+
+    @classmethod
+    def of(cls, row: Row) -> Self:
+        """Reads one result row of `limits_of`."""
+        numbers = (
+            "capacity", "refill_per_s", "window_s", "spent", "reserved", "level", "available", "resets_in_s",
+            "full_after_s",
+        )  # fmt: skip
+        return cls(
+            **_picked(row, ("owner", "limit_name", "unit", "money", "kind", "period"), numbers),
             window_start=instant(row["window_start"]),
             window_end=instant(row["window_end"]),
         )

@@ -10,6 +10,7 @@ from uuid import UUID
 
 from quota.calls.answers import (
     BalanceRow,
+    LimitState,
     Reaped,
     Recorded,
     Released,
@@ -44,6 +45,7 @@ __all__ = [
     "Check",
     "EnsureSubject",
     "Extend",
+    "LimitsOf",
     "Reap",
     "Record",
     "Release",
@@ -253,6 +255,27 @@ class Balance(Call[list[BalanceRow]]):
     def answer(self, rows: Sequence[Row]) -> list[BalanceRow]:
         """One row per limit."""
         return [BalanceRow.of(row) for row in rows]
+
+
+@dataclass(frozen=True)
+class LimitsOf(Call[list[LimitState]]):
+    """`quota.limits_of`: every limit on the subject's lineage: its terms, and where it stands now."""
+
+    subject: str
+    tenant: str = "default"
+
+    writes = False
+    function = Function(
+        "limits_of",
+        "owner, limit_name, unit, money, kind, capacity, refill_per_s, period, window_s, spent, reserved, level, "
+        "available, window_start, window_end, resets_in_s, full_after_s",
+        subject=NAME,
+        tenant=NAME,
+    )
+
+    def answer(self, rows: Sequence[Row]) -> list[LimitState]:
+        """One value per limit, the subject's own first."""
+        return [LimitState.of(row) for row in rows]
 
 
 @dataclass(frozen=True)

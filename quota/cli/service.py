@@ -18,7 +18,7 @@ import click
 
 from quota import reaper
 from quota.calls import Reaped, pages
-from quota.cli.access import make_token
+from quota.cli.desk import make_token
 from quota.cli.help import examples
 from quota.cli.screen import Screen
 from quota.cli.server import DATA, embedded_target
@@ -26,7 +26,7 @@ from quota.cli.store import Session, Target, opened, target_options
 from quota.config import ConfigError
 from quota.errors import Unavailable
 
-__all__ = ["serve", "up"]
+__all__ = ["run_beside", "serve", "up"]
 
 _REAP_S = 10
 _STOP_S = 40
@@ -70,17 +70,22 @@ def serve(
     with opened(Target.of(database_url, data), Screen(False), None) as session:
         environment = _environment(session.url, bind, workers, threads)
         if session.target.embedded:
-            with _api(environment) as api:
-                _wait(api)
+            run_beside(_COMMAND, environment)
             return
     # Nothing is left for this process to do: signals go to gunicorn itself.
     os.execve(_COMMAND[0], _COMMAND, environment)  # noqa: S606
 
 
+def run_beside(command: list[str], environment: dict[str, str]) -> None:
+    """Runs a server beside this process, which has the embedded database, until SIGTERM or Ctrl-C."""
+    with _beside(command, environment) as server:
+        _wait(server)
+
+
 @contextlib.contextmanager
-def _api(environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+def _beside(command: list[str], environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     """Runs gunicorn beside this process; ends it with grace, after what it has begun."""
-    with subprocess.Popen(_COMMAND, env={**environment, "QUOTA_PARENT": str(os.getpid())}) as api:
+    with subprocess.Popen(command, env={**environment, "QUOTA_PARENT": str(os.getpid())}) as api:
         try:
             yield api
         finally:
@@ -92,13 +97,13 @@ def _api(environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _wait(api: subprocess.Popen[bytes]) -> None:
-    """Waits for SIGTERM, Ctrl-C, or the end of the API. Errors: `Unavailable` when that ended by itself."""
+    """Waits for SIGTERM, Ctrl-C, or the end of the server. Errors: `Unavailable` when that ended by itself."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     while not stop.wait(0.2):
         if api.poll() is not None:
-            raise Unavailable(f"the API ended by itself with code {api.returncode}; what it said stands above")
+            raise Unavailable(f"the server ended by itself with code {api.returncode}; what it said stands above")
 
 
 @click.command(
@@ -190,7 +195,7 @@ def _run(
             screen.note(f"quota: {done}; the next sweep tries again")
 
     sweeper = threading.Thread(target=reaper.run, args=(session.client, _REAP_S, stop, report), daemon=True)
-    with _api(_environment(session.url, bind, workers, threads)) as api:
+    with _beside(_COMMAND, _environment(session.url, bind, workers, threads)) as api:
         sweeper.start()
         try:
             _await_ready(answer["api"], api)

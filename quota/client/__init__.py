@@ -33,11 +33,11 @@ from quota.client.attempts import Execute, Join, NoConnection, Plan, Result, Wai
 from quota.client.connections import AsyncBoundConnection, BoundConnection, is_stale
 from quota.client.core import Core
 from quota.client.holds import AsyncHold, Hold
-from quota.client.transactions import Do, run, run_async, transact
+from quota.client.transactions import Do, Transaction, run, run_async, transact
 from quota.client.verbs import awaited, blocking
 from quota.client.waiting import AsyncBell, ThreadBell, Threads
 
-__all__ = ["AsyncClient", "AsyncHold", "Client", "Do", "Hold", "run", "run_async"]
+__all__ = ["AsyncClient", "AsyncHold", "Client", "Do", "Hold", "Transaction", "run", "run_async"]
 
 logger = logging.getLogger("quota.client")
 
@@ -151,7 +151,7 @@ class Client(Core):
             answer: A = stop.value
             return answer
 
-    def transact(self, work: Callable[[Do], A], *, timeout_s: Decimal | float | None = None) -> A:
+    def transact(self, work: Callable[[Transaction], A], *, timeout_s: Decimal | float | None = None) -> A:
         """Carries out several calls in one transaction: all of them take effect, or none.
 
         Arguments:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -25,6 +24,7 @@ from quota.calls import (
 )
 from quota.client.attempts import Plan
 from quota.client.verbs import awaited, blocking
+from quota.client.waiting import undisturbed
 from quota.errors import Unavailable
 from quota.ids import uuid7
 
@@ -217,14 +217,7 @@ class AsyncHold(_HoldCore):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # A task of its own: who cancels this one a second time must not leave the hold open.
-        closing = asyncio.ensure_future(self._client.drive(self._leaving(error)))
-        cancelled: asyncio.CancelledError | None = None
-        while not closing.done():
-            try:
-                await asyncio.wait({closing})
-            except asyncio.CancelledError as again:
-                cancelled = again
-        closing.result()
+        # Who cancels a second time must not leave the hold open.
+        cancelled = await undisturbed(self._client.drive(self._leaving(error)))
         if cancelled is not None and error is None:
             raise cancelled

@@ -6,10 +6,10 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
-__all__ = ["AsyncBell", "Bell", "ThreadBell", "Threads"]
+__all__ = ["AsyncBell", "Bell", "ThreadBell", "Threads", "undisturbed"]
 
 # Starting a thread costs more than a round trip; one that has had nothing to do for so long is not missed.
 _LINGER_S = 10.0
@@ -114,3 +114,19 @@ class Threads:
             self._linger_s = 0
             self._changed.notify_all()
             self._changed.wait_for(lambda: not self._threads, timeout_s)
+
+
+async def undisturbed(work: Coroutine[Any, Any, None]) -> asyncio.CancelledError | None:
+    """Carries work out to its end in a task of its own, however often the present one is cancelled meanwhile.
+
+    Result: the last cancellation, for the caller to raise when nothing else is on its way. Errors: those of the work.
+    """
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as again:
+            cancelled = again
+    task.result()
+    return cancelled

@@ -1,4 +1,4 @@
-"""What a call to a model costs, in exact arithmetic and without I/O.
+"""What a call to a model or a query of rows costs, in exact arithmetic and without I/O.
 
 | module | what it answers |
 |---|---|
@@ -8,6 +8,7 @@
 | `requests` | how the requests of the providers' clients are read |
 | `names` | which names mean the same model |
 | `catalogs` | prices from `genai-prices` and from price maps in JSON |
+| `rows` | what a query costs, and what may be held before the answer is known |
 | `pools` | a provider's quotas, from the JSON of `aws service-quotas list-service-quotas` |
 
 Amounts are `Decimal` or `int`; a float is refused.

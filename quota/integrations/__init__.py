@@ -7,4 +7,6 @@
 | `bedrock` | `boto3` clients of `bedrock-runtime`: converse, converse_stream, invoke_model |
 
 `guard` is what they share: a `Guard` says whose money is spent, `Attempt` is one call's hold and what becomes of it.
+
+`asgi` and `wsgi` stand in front of an application instead, and meter those who call it; they need no extra.
 """

@@ -44,7 +44,7 @@ GRANT EXECUTE ON FUNCTION
     quota.end_run(text, text)
 TO quota_worker, quota_admin, quota_api;
 
-GRANT EXECUTE ON FUNCTION quota.balance(text, text) TO quota_worker, quota_reader, quota_admin, quota_api;
+GRANT EXECUTE ON FUNCTION quota.balance(text, text), quota.limits_of(text, text) TO quota_worker, quota_reader, quota_admin, quota_api;
 GRANT EXECUTE ON FUNCTION quota.verify_key(text, bytea) TO quota_worker, quota_admin, quota_api;
 GRANT EXECUTE ON FUNCTION
     quota.price(text, text, text, timestamptz, text),
@@ -53,19 +53,24 @@ TO quota_worker, quota_reader, quota_admin, quota_api;
 
 GRANT SELECT ON ALL TABLES IN SCHEMA quota TO quota_reader, quota_admin, quota_api;
 GRANT EXECUTE ON FUNCTION quota."check"(text) TO quota_reader, quota_admin, quota_api;
+GRANT EXECUTE ON FUNCTION
+    quota.report_models(timestamptz, timestamptz, text),
+    quota.report_pools(timestamptz, timestamptz, text),
+    quota.report_calibration(timestamptz, timestamptz, text)
+TO quota_reader, quota_admin, quota_api;
 
 GRANT EXECUTE ON FUNCTION quota.reap(integer, text) TO quota_reaper, quota_admin;
 
 GRANT EXECUTE ON FUNCTION
-    quota.create_tenant(text),
-    quota.configure_tenant(text, interval, numeric, interval),
-    quota.create_unit(text, boolean),
     quota.retain(integer, text),
     quota.bind_login(name, text)
 TO quota_admin;
 
--- What the HTTP API does for its operators. Tenants, units, retention and database logins stay with quota_admin.
+-- What the HTTP API does for its operators. Retention and database logins stay with quota_admin.
 GRANT EXECUTE ON FUNCTION
+    quota.create_tenant(text),
+    quota.configure_tenant(text, interval, numeric, interval),
+    quota.create_unit(text, boolean),
     quota.create_subject(text, text, text, text),
     quota.move_subject(text, text, text),
     quota.retire_subject(text, text),

@@ -6,6 +6,7 @@ import click
 
 from quota.cli.demos.agents import agents
 from quota.cli.demos.fleet import fleet
+from quota.cli.demos.gateway import gateway
 from quota.cli.help import Defaulted
 
 __all__ = ["demo"]
@@ -21,3 +22,4 @@ def demo() -> None:
 
 demo.add_command(fleet)
 demo.add_command(agents)
+demo.add_command(gateway)

@@ -1,0 +1,197 @@
+"""G1, G2: what metering adds to a query API over HTTP, as middleware and as the proxy, one key, a page of 100 rows.
+
+All sides run at the same time on the server that `quota gateway` uses, one worker each, and are asked in turns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench_kit import PARTS, Bench, BenchError, connect, percentile, result, say
+from http_load import Load, LoadError, load
+
+from quota import credentials
+
+CALLERS = 16
+OPEN_CALLERS = 64
+TARGET_ADDED_S = 0.0015
+_START_S = 60
+_HERE = Path(__file__).parent
+
+# Name of each side: which application, what it needs, whether it coalesces.
+SIDES = {
+    "bare": ("bare", "1"),
+    "middleware": ("metered", "1"),
+    "middleware, one by one": ("metered", "0"),
+    "plain proxy": ("PlainProxy", "1"),
+    "proxy": ("proxy", "1"),
+    "proxy, one by one": ("proxy", "0"),
+}
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of them, as it runs: where it listens, and the process that listens there."""
+
+    port: int
+    pid: int
+
+    def cpu_s(self) -> float:
+        """CPU time so far of gunicorn and its worker, in seconds."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text(encoding="ascii").split()
+        threads = [thread for pid in (str(self.pid), *children) for thread in Path(f"/proc/{pid}/task").iterdir()]
+        return sum(int((thread / "schedstat").read_text(encoding="ascii").split()[0]) for thread in threads) / 1e9
+
+
+@contextlib.contextmanager
+def _running(url: str) -> Iterator[tuple[dict[str, Side], bytes]]:
+    """Runs all sides; yields them and the request."""
+    made = credentials.Credential.new(credentials.KEY)
+    with connect(url) as connection:
+        connection.execute("SELECT quota.create_key(%s, 'bench', %s)", (made.id, made.hash))
+        for name, kind in (("bucket", "bucket"), ("hourly", "budget")):
+            refill, period = (10**9, None) if kind == "bucket" else (None, "1 hour")
+            connection.execute(
+                "SELECT quota.set_limit(%s, %s, 'cost', %s, 1e15, refill_per_s => %s, period => %s)",
+                (f"key:{made.id}", name, kind, refill, period),
+            )
+    request = (
+        f"GET /v1/rows/orders?limit=100 HTTP/1.1\r\nHost: bench\r\nAuthorization: Bearer {made.secret}\r\n"
+        "Accept: */*\r\nUser-Agent: bench\r\n\r\n"
+    ).encode()
+    with contextlib.ExitStack() as stack:
+        sides: dict[str, Side] = {}
+        for name, (app, coalesce) in SIDES.items():
+            upstream = f"http://127.0.0.1:{sides['bare'].port if sides else 0}"
+            environment = {"QUOTA_DATABASE_URL": url, "BENCH_UPSTREAM": upstream, "BENCH_COALESCE": coalesce}
+            sides[name] = stack.enter_context(_process(app, environment))
+        for side in sides.values():
+            _must_answer(side.port, made.secret)
+        yield sides, request
+
+
+@contextlib.contextmanager
+def _process(app: str, environment: Mapping[str, str]) -> Iterator[Side]:
+    with socket.create_server(("127.0.0.1", 0), backlog=256) as listener:
+        number = listener.fileno()
+        command = [
+            sys.executable, "-m", "gunicorn", "-k", "asgi", "-w", "1", "--bind", f"fd://{number}", "--keep-alive",
+            "600", "--no-control-socket", "--log-level", "error", "--graceful-timeout", "2", f"gateway_apps:{app}()",
+        ]  # fmt: skip
+        with subprocess.Popen(
+            command, cwd=_HERE, env={**os.environ, "QUOTA_TIMEOUT_S": "30", **environment}, pass_fds=[number]
+        ) as process:
+            try:
+                yield Side(listener.getsockname()[1], process.pid)
+            finally:
+                process.terminate()
+
+
+def _must_answer(port: int, secret: str) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_START_S)
+    try:
+        connection.request("GET", "/v1/rows/orders?limit=100", headers={"Authorization": f"Bearer {secret}"})
+        answer = connection.getresponse()
+        if answer.status != 200:
+            raise BenchError(f"a side answered {answer.status}: {answer.read()!r}")
+        answer.read()
+    except OSError as error:
+        raise BenchError(f"a side does not answer: {error}; what it said stands above") from error
+    finally:
+        connection.close()
+
+
+def _asked(bench: Bench, port: int, request: bytes, rate_per_s: float | None = None) -> Load:
+    callers = CALLERS if rate_per_s is None else OPEN_CALLERS
+    try:
+        return load(port, request, callers=callers, seconds=bench.options.seconds, rate_per_s=rate_per_s)
+    except LoadError as error:
+        raise BenchError(str(error)) from error
+
+
+def g1(bench: Bench) -> dict[str, Any]:
+    """Closed loop: requests per second of every side."""
+    rates: dict[str, list[float]] = {side: [] for side in SIDES}
+    cpu_us: dict[str, list[float]] = {side: [] for side in SIDES}
+    with bench.copy("g1") as url, _running(url) as (sides, request):
+        for number in range(bench.options.rounds):
+            for name, side in sides.items():
+                before_s, asked = side.cpu_s(), _asked(bench, side.port, request)
+                rates[name].append(asked.per_second)
+                cpu_us[name].append((side.cpu_s() - before_s) / max(asked.answers, 1) * 1e6)
+            told = ", ".join(f"{side} {found[-1]:.0f}" for side, found in rates.items())
+            say(f"G1: round {number + 1}: requests per second: {told}")
+        books = _books(url)
+    pairs = list(zip(rates["proxy"], rates["plain proxy"], strict=True))
+    medians = {side: round(statistics.median(found), 1) for side, found in rates.items()}
+    cpu = {side: round(statistics.median(found)) for side, found in cpu_us.items()}
+    return result("G1", pairs, met=not books["violations"], requests_per_s=medians, cpu_us=cpu, details=_calls(books))
+
+
+def g2(bench: Bench) -> dict[str, Any]:
+    """Open loop at half of what the bare API can do at most: what a call takes longer."""
+    found: dict[str, list[Load]] = {side: [] for side in SIDES}
+    with bench.copy("g2") as url, _running(url) as (sides, request):
+        peak = statistics.median(_asked(bench, sides["bare"].port, request).per_second for _ in range(3))
+        rate = peak / 2
+        for number in range(bench.options.rounds):
+            for name, side in sides.items():
+                found[name].append(_asked(bench, side.port, request, rate))
+                time.sleep(0.2)  # what a side could not keep up with is not the next one's
+            told = ", ".join(f"{side} {percentile(x[-1].latencies_s, 50) * 1000:.2f}" for side, x in found.items())
+            say(f"G2: round {number + 1}: {rate:.0f} requests per second, p50 in ms: {told}")
+        books = _books(url)
+
+    def added(side: str, percent: float) -> list[float]:
+        return [
+            percentile(one.latencies_s, percent) - percentile(bare.latencies_s, percent)
+            for one, bare in zip(found[side], found["bare"], strict=True)
+        ]
+
+    figures = {
+        "rate_per_s": round(rate, 1),
+        "bare_peak_per_s": round(peak, 1),
+        "p50_ms": {side: _median_ms(loads, 50) for side, loads in found.items()},
+        "p99_ms": {side: _median_ms(loads, 99) for side, loads in found.items()},
+        "added_p50_ms": {side: round(statistics.median(added(side, 50)) * 1000, 3) for side in SIDES},
+        "added_p99_ms": {side: round(statistics.median(added(side, 99)) * 1000, 3) for side in SIDES},
+        "answered_of_due": {
+            side: round(statistics.median(one.per_second for one in loads) / rate, 3) for side, loads in found.items()
+        },
+    }
+    pairs = [(each * 1e6, TARGET_ADDED_S * 1e6) for each in added("middleware", 50)]
+    return result("G2", pairs, met=not books["violations"], **figures, details=_calls(books))
+
+
+def _calls(books: dict[str, int]) -> dict[str, int]:
+    return {"attempts": books["calls"], "successes": books["calls"], **books}
+
+
+def _median_ms(loads: list[Load], percent: float) -> float:
+    return round(statistics.median(percentile(one.latencies_s, percent) for one in loads) * 1000, 3)
+
+
+def _books(url: str) -> dict[str, int]:
+    """What the ledger has of it: calls that were settled, holds that are left, violations."""
+    with connect(url) as connection:
+        row = connection.execute(
+            "SELECT count(*) FILTER (WHERE state = 'settled'), count(*) FILTER (WHERE state = 'held'),"
+            " (SELECT count(*) FROM quota.check()) FROM quota.reservations"
+        ).fetchone()
+    assert row is not None
+    return {"calls": int(row[0]), "holds_left": int(row[1]), "violations": int(row[2])}
+
+
+assert {"G1", "G2"} <= PARTS.keys()
+RUN = {"G1": g1, "G2": g2}

@@ -1,0 +1,171 @@
+"""The ledger is away: nothing passes, or exactly what a route says, and nobody waits longer than the deadline."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+
+from quota import AsyncClient, Client
+from quota.config import ConfigError
+from quota.metering import FailOpen, Identity, Meter, Policy, Route, fixed
+from tests.client.proxy import Proxy
+from tests.metering.kit import Books, Gateway
+from tests.server import Connection
+
+Serve = Callable[..., Gateway]
+
+
+@pytest.fixture
+def proxy(shared_ledger: str) -> Iterator[Proxy]:
+    with Proxy(shared_ledger) as found:
+        yield found
+
+
+def known(headers: Any, *, while_away: bool) -> Identity:
+    return Identity(subject="oauth:known")
+
+
+def away(gateway: Gateway, proxy: Proxy) -> None:
+    """From now on the ledger does not answer, and nobody waits long for it. Until now there was time enough."""
+    proxy.frozen.set()
+    gateway.meter.client.timeout_s = 0.3
+
+
+def back(gateway: Gateway, proxy: Proxy) -> None:
+    gateway.meter.client.timeout_s = 30
+    proxy.frozen.clear()
+
+
+def open_for(capacity: int) -> Policy:
+    route = Route("/rows", name="rows", estimate=fixed(100), fail_open=FailOpen(capacity=capacity, refill_per_s=0))
+    return Policy(routes=(route,), authenticate=known, default=Route("/<path:rest>", name="default"))
+
+
+def test_it_fails_closed(serve: Serve, closed_port: str) -> None:
+    gateway = serve(Policy(authenticate=known), url=closed_port, timeout_s=0.2)
+    answer = gateway.ask(query="cost=1")
+    assert (answer.status, json.loads(answer.body)["title"]) == (503, "unavailable")
+    assert answer.headers["retry-after"] == "1"
+    assert answer.headers["cache-control"] == "no-store"
+    assert "ratelimit" not in answer.headers
+    assert gateway.meter.events == {("fail_closed", "default"): 1}
+
+
+def test_a_route_that_fails_open_up_to_its_ceiling(
+    serve: Serve, closed_port: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    gateway = serve(open_for(250), url=closed_port, timeout_s=0.2)
+    answers = [gateway.ask(query="cost=40&stream=1") for _ in range(3)]
+    assert [one.status for one in answers] == [200, 200, 503]
+    for one in answers[:2]:
+        assert one.headers["quota-fail-open"] == "?1"
+        assert "ratelimit" not in one.headers
+        assert "x-agent-cost" not in one.headers
+    assert gateway.meter.events == {("fail_open", "rows"): 2, ("fail_closed", "rows"): 1}
+    assert "fail_open at rows, 2 so far" in caplog.text
+    assert gateway.ask("/other", "cost=1").status == 503
+
+
+def test_the_ceiling_refills(serve: Serve, closed_port: str) -> None:
+    route = Route("/rows", estimate=fixed(100), fail_open=FailOpen(capacity=100, refill_per_s=10**6))
+    gateway = serve(Policy(routes=(route,), authenticate=known), url=closed_port, timeout_s=0.2)
+    assert [gateway.ask(query="cost=1").status for _ in range(2)] == [200, 200]
+
+
+def test_known_keys_pass_an_outage_on_routes_that_fail_open(
+    serve: Serve, proxy: Proxy, beside: Connection, books: Books
+) -> None:
+    route = Route("/rows", estimate=fixed(1), fail_open=FailOpen(capacity=10, refill_per_s=0))
+    gateway = serve(Policy(routes=(route,)), url=proxy.url)
+    assert gateway.ask(query="cost=1", headers=books.key).status == 200
+    gateway.meter.authenticate._memory._known._values.clear()
+    assert gateway.ask(query="cost=1", headers=books.key).status == 200
+    # All that is remembered is past its time, and the ledger goes away.
+    values = gateway.meter.authenticate._memory._known._values
+    for key, (_, holder) in list(values.items()):
+        values[key] = (0.0, holder)
+    away(gateway, proxy)
+    assert gateway.ask(query="cost=1", headers=books.key).headers["quota-fail-open"] == "?1"
+    assert gateway.ask("/other", "cost=1", headers=books.key).status == 503
+    assert gateway.ask(query="cost=1", headers=Books(beside).key).status == 503
+
+
+@pytest.mark.parametrize("stream", ["", "&stream=1"], ids=["whole", "stream"])
+def test_it_goes_away_while_the_application_works(
+    stream: str, serve: Serve, proxy: Proxy, books: Books, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The work is done and its answer goes out; the hold returns when its time has passed."""
+    gateway = serve(Policy(), url=proxy.url)
+    made = gateway.meter.call
+
+    def call(request: Any) -> Any:
+        one = made(request)
+        original = one.responding
+
+        def responding(status: int, headers: Any) -> Any:
+            away(gateway, proxy)
+            return (yield from original(status, headers))
+
+        one.responding = responding
+        return one
+
+    gateway.meter.call = call
+    answer = gateway.ask(query="cost=40" + stream, headers=books.key)
+    assert (answer.status, answer.body) == (200, b"row\nrow\nrow\n")
+    assert not {"ratelimit", "x-agent-cost"} & set(answer.headers)
+    assert books.last()["state"] == "held"
+    assert "it returns when its time has passed" in caplog.text
+
+
+def test_it_comes_back_before_the_end(serve: Serve, proxy: Proxy, books: Books) -> None:
+    """What could not be settled with the head is settled at the end, with the same totals."""
+    gateway = serve(Policy(), url=proxy.url)
+    made = gateway.meter.call
+
+    def call(request: Any) -> Any:
+        one = made(request)
+        original = one.responding
+
+        def responding(status: int, headers: Any) -> Any:
+            away(gateway, proxy)
+            try:
+                return (yield from original(status, headers))
+            finally:
+                back(gateway, proxy)
+
+        one.responding = responding
+        return one
+
+    gateway.meter.call = call
+    assert gateway.ask(query="cost=40", headers=books.key).status == 200
+    assert (books.spent(), books.reserved()) == (40, 0)
+
+
+@contextmanager
+def in_the_way(url: str) -> Iterator[None]:
+    with psycopg.connect(url) as connection:
+        connection.execute("SELECT FROM quota_internal.accounts FOR UPDATE")
+        yield
+
+
+def test_a_hold_in_doubt_is_returned(serve: Serve, shared_ledger: str, books: Books, beside: Connection) -> None:
+    """The reserve had no answer in time; whether it was granted or not, nothing stays held."""
+    gateway = serve(Policy())
+    assert gateway.ask(query="cost=1", headers=books.key).status == 200
+    with in_the_way(shared_ledger):
+        gateway.meter.client.timeout_s = 0.5
+        assert gateway.ask(query="cost=1", headers=books.key).status == 503
+    gateway.meter.client.timeout_s = 30
+    assert gateway.ask(query="cost=1", headers=books.key).status == 200
+    assert (books.spent(), books.reserved()) == (2, 0)
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_a_client_that_lets_everything_pass_is_refused(kind: Any) -> None:
+    with pytest.raises(ConfigError, match="fail_open"):
+        Meter(kind("postgresql://nowhere", fail_open=True), Policy())
