@@ -235,6 +235,22 @@ def test_a_freeze_sends_waiters_away_wherever_they_stand(ledger: Connection) -> 
     assert places(ledger) == 0
 
 
+def test_who_waits_for_what_is_shown(ledger: Connection) -> None:
+    for cost in (1, 2):
+        ask(ledger, cost)
+        advance(ledger, "1 microsecond")
+    slots(ledger, "user:1")
+    hold(ledger, "user:1", {"concurrency": 1})
+    call(ledger, "reserve_in_turn", "user:1", {"concurrency": 1}, new_id())
+    shown = "SELECT subject, limit_name, unit, waiting, amount, since::text FROM quota.waiting ORDER BY subject"
+    assert ledger.execute(shown.encode()).fetchall() == [
+        (KEY, "rate", "cost", 2, 3, NOON),
+        ("user:1", "slots", "concurrency", 1, 1, "2026-05-04 12:00:00.000002+00"),
+    ]
+    advance(ledger, "1 minute")
+    assert ledger.execute(shown.encode()).fetchall() == [], "places that were not kept"
+
+
 def test_patience(ledger: Connection) -> None:
     with nothing_changes(ledger):
         hasty = ask(ledger, 5, patience="4.9 seconds")[1]
