@@ -62,6 +62,17 @@ def test_the_queue_moves_as_fast_as_holds_return(conn: Connection) -> None:
     assert crowd.longest_wait() <= FAIR_S
 
 
+def test_batch_work_saturates_what_it_may_and_interactive_work_does_not_wait(conn: Connection) -> None:
+    crowd = Crowd(conn, capacity=4 * REFILL, refill_per_s=REFILL, think_s=1.0)
+    batch = crowd.add(CLIENTS // 4, in_turn_for(timedelta(hours=1), headroom="0.2"))
+    crowd.run(until_s=10)
+    interactive = crowd.add(REFILL // 2, in_turn_for(timedelta(hours=1)))
+    crowd.run(until_s=20)
+    assert crowd.longest_wait(interactive) == 0
+    assert crowd.longest_wait(batch) > 5, "batch work waits for batch work"
+    assert crowd.used(from_s=5) >= 0.95
+
+
 # -- one plan -------------------------------------------------------------------------------------------------------
 
 
