@@ -4,7 +4,7 @@ from importlib.metadata import version as _version
 
 from quota.calls import Reservation, Settlement
 from quota.client import AsyncClient, AsyncHold, Client, Hold, run, run_async
-from quota.errors import Misuse, QuotaError, Refused, SchemaMismatch, Unavailable
+from quota.errors import Misuse, QuotaError, Refused, SchemaMismatch, Shortage, Unavailable
 from quota.ids import uuid7
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Reservation",
     "SchemaMismatch",
     "Settlement",
+    "Shortage",
     "Unavailable",
     "run",
     "run_async",

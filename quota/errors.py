@@ -6,6 +6,7 @@
     MalformedUsage
   - Refused: a refusal that the caller asked to have raised (`raise_if_refused`, `hold`)
     - RunRefused: a run may not start
+    - Shortage: a reservation that waited in turn, and whose time ran out
   - Unavailable: the database is away, or slower than the call's deadline
   - NotAllowed: the database login may not do this
   - SchemaMismatch: the installed schema is not the one that this release needs
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import psycopg
 
 if TYPE_CHECKING:
-    from quota.calls.answers import Reservation
+    from quota.calls.answers import Reservation, Turn
     from quota.calls.runs import RunDecision
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "Revoked",
     "RunRefused",
     "SchemaMismatch",
+    "Shortage",
     "TooDeep",
     "TotalDecreased",
     "Unavailable",
@@ -127,6 +129,28 @@ class RunRefused(Refused):
             why = f" ({d.limit_subject}{most})" if d.limit_subject else ""
         wait = "" if d.retry_after_s is None else f"; retry after {d.retry_after_s} s"
         return f"{d.run} is refused, {d.reason}{why}{wait}"
+
+
+class Shortage(Refused):
+    """A reservation waited in turn until its caller's time was over: more is asked of the limit than it gives.
+
+    That is no matter of retrying: raise the limit, ask for less (a lower `max_tokens`), or move work to another time or
+    pool. A caller who asks again stands at the end of the queue.
+
+    Fields:
+        refusal: the last answer, with the binding limit and its numbers.
+        ahead: how many were still ahead.
+        waited_s: how long it waited, in seconds.
+    """
+
+    def __init__(self, refusal: Turn, waited_s: float) -> None:
+        super().__init__(refusal)
+        self.args = (refusal, waited_s)
+        self.ahead = refusal.ahead
+        self.waited_s = waited_s
+
+    def __str__(self) -> str:
+        return f"no room in {self.waited_s:.3g} s, {self.ahead} still ahead; last answer: {super().__str__()}"
 
 
 class Unavailable(QuotaError):  # noqa: N818 - the contract's word
@@ -323,7 +347,7 @@ class CostError(QuotaError):
     """What a call may cost, or did cost, cannot be told. But for `MalformedUsage` it is raised before anything is sent.
 
     Fields:
-        name: the error's name, such as `missing_ceiling`.
+        name: the error's name, such as `missing_output_ceiling`.
         http_status: the status that HTTP faces answer with.
         message: what is wrong, with which value, and what to do.
     """
@@ -342,7 +366,7 @@ class CostError(QuotaError):
         return self.message
 
 
-class MissingCeiling(CostError, name="missing_ceiling"):  # noqa: N818
+class MissingCeiling(CostError, name="missing_output_ceiling"):  # noqa: N818
     """The request names no ceiling on its output, or one that cannot be one; the message names the parameter."""
 
 

@@ -356,6 +356,29 @@ runs = Table(
     comment="Subjects that live for a while and spend slices of their parents.",
 )
 
+waiters = Table(
+    "waiters",
+    metadata,
+    Column("tenant", NAME, nullable=False),
+    # The reservation that is waited for.
+    Column("id", UUID, nullable=False),
+    # Whose limit binds; of another tenant's account, or one that is gone, nobody asks.
+    Column("account", BigInteger, nullable=False),
+    Column("amount", AMOUNT, nullable=False),
+    Column("headroom", AMOUNT, nullable=False),
+    # The first ask: with the headroom it makes the order.
+    Column("since", INSTANT, nullable=False),
+    # So many were ahead then: what they have become tells how fast the queue moves.
+    Column("ahead", BigInteger, nullable=False),
+    # From then on it stands in nobody's way, unless its owner asks again.
+    Column("expires_at", INSTANT, nullable=False),
+    PrimaryKeyConstraint("tenant", "id", name="waiters_pkey"),
+    Index("waiters_by_account", "tenant", "account"),
+    comment="Who waits for room, in which order: places in a queue, worth nothing after a crash.",
+    # No hold and no amount depends on it, and every look writes one.
+    prefixes=["UNLOGGED"],
+)
+
 admin_log = Table(
     "admin_log",
     metadata,

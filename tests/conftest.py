@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import secrets
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,8 @@ class _TellWorkers:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Whoever starts the run in the background has SIGINT ignored, here and in every child: tests send some.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(_TellWorkers(), "quota-tell-workers")
 
 

@@ -41,7 +41,7 @@ def hang(worker: Worker) -> None:
     time.sleep(60)
 
 
-def until(condition: Callable[[], bool], within_s: float = 15.0) -> None:
+def until(condition: Callable[[], bool], within_s: float = 60.0) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, "it did not come to be"

@@ -18,7 +18,7 @@ LAYERS: list[list[str]] = [
     ["_pgbin", "trace"],
     ["embedded", "calls", "migrate"],
     ["http", "client"],
-    ["batch", "lease", "authentication", "reaper", "runs", "fleet", "alerts", "reports", "metrics"],
+    ["batch", "lease", "authentication", "reaper", "runs", "prices", "fleet", "alerts", "reports", "metrics"],
     ["metering"],
     ["integrations", "gateway", "admin"],
     ["cli"],

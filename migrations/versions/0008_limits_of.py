@@ -10,7 +10,7 @@ from alembic import op
 from quota.migrate import install
 
 revision = "0008"
-down_revision = "0005"
+down_revision = "0007"
 branch_labels = None
 depends_on = None
 
@@ -22,4 +22,4 @@ def upgrade() -> None:
 def downgrade() -> None:
     op.execute("DROP FUNCTION quota.limits_of(text, text)")
     op.execute("DROP FUNCTION quota_internal.nominal_s(text)")
-    install("0005", "grants")
+    install("0007", "grants")

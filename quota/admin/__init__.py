@@ -4,8 +4,9 @@
 |---|---|
 | `app` | puts it together: limits of what comes in, errors, headers |
 | `access`, `changes`, `pages` | who may call; how a write is done; how lists are walked |
+| `front` | what every request and every answer has: an id, headers, a line in the log |
 | `routes`, `types`, `paths` | how routes and types are declared; slashes in names |
-| `keys`, `tiers`, `limits`, `subjects`, `reservations`, `books`, `tokens`, `health` | one noun each |
+| `keys`, `tiers`, `limits`, `subjects`, `reservations`, `books`, `tenants`, `tokens`, `health` | the nouns |
 | `document` | the OpenAPI document, and the page that shows it |
 | `serving` | gunicorn's configuration |
 """

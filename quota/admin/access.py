@@ -127,15 +127,15 @@ class Guard:
         found = credentials.read(text.strip(), credentials.TOKEN) if scheme.lower() == "bearer" else None
         # What cannot be a token takes the same way as one that is wrong.
         token = found or credentials.Credential(credentials.TOKEN, "none", "")
-        slot = _slot(address)
+        secret_hash = token.hash
 
         def ask() -> TokenHolder | None:
-            self._must_not_wait(slot)
-            return self._client.call(VerifyToken(token.id, token.hash))
+            self._must_not_wait(_slot(address))
+            return self._client.call(VerifyToken(token.id, secret_hash))
 
-        holder = self._known.get(token.hash, ask)
+        holder = self._known.get(secret_hash, ask)
         if holder is None:
-            self._count_failure(slot)
+            self._count_failure(_slot(address))
             raise _unauthenticated("This token is not good.")
         return Principal(token.id, holder.role, holder.tenant, self._tenant(holder, tenant))
 

@@ -6,8 +6,6 @@ import functools
 import inspect
 import json
 import logging
-import re
-import time
 from collections.abc import Callable
 from typing import Any, NoReturn, get_type_hints
 from urllib.parse import unquote_to_bytes
@@ -17,9 +15,23 @@ from flask_openapi3 import OpenAPI
 from pydantic import ValidationError
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
-from quota.admin import books, document, health, keys, limits, reservations, subjects, tiers, tokens
+from quota.admin import (
+    books,
+    document,
+    health,
+    keys,
+    limits,
+    prices,
+    reports,
+    reservations,
+    subjects,
+    tenants,
+    tiers,
+    tokens,
+)
 from quota.admin.access import NOBODY, Access, Guard
-from quota.admin.paths import MALFORMED, PathDecoder, SegmentConverter
+from quota.admin.front import PRINCIPAL, REQUEST_ID, ROUTE, Front
+from quota.admin.paths import MALFORMED, SegmentConverter
 from quota.admin.routes import ProblemDocument
 from quota.authentication import CACHE_S, Authenticator
 from quota.client import Client
@@ -27,21 +39,12 @@ from quota.config import Settings
 from quota.errors import QuotaError
 from quota.http import bodies
 from quota.http.problems import CONTENT_TYPE, Problem, of_error
-from quota.ids import uuid7
 from quota.migrate import head
 
 __all__ = ["create_app"]
 
 logger = logging.getLogger("quota.admin")
 
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
-_HEADERS = {
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Content-Security-Policy": "default-src 'none'; style-src 'self'; frame-ancestors 'none'; base-uri 'none'",
-    "X-Frame-Options": "DENY",
-    "Cross-Origin-Resource-Policy": "same-origin",
-}
 _TITLES = {
     400: ("malformed", "This request cannot be read."),
     404: ("not_found", "There is nothing at this path."),
@@ -103,18 +106,18 @@ def create_app(settings: Settings | None = None, *, client: Client | None = None
     app.extensions["quota.authenticator"] = Authenticator(client, cache_s)
     for noun in (
         keys.keys, tiers.tiers, subjects.subjects, limits.limits, reservations.reservations, books.books,
-        subjects.connections, tokens.tokens, health.health,
+        subjects.connections, prices.prices, reports.reports, tenants.tenants, tenants.units, tokens.tokens,
+        health.health,
     ):  # fmt: skip
         app.register_api(noun)
     app.register_blueprint(document.views)
     app.extensions["quota.document"] = document.text(app)
     app.before_request(_admit)
-    app.after_request(_finish)
     app.register_error_handler(Problem, _problem)
     app.register_error_handler(QuotaError, _known)
     app.register_error_handler(HTTPException, _http)
     app.register_error_handler(Exception, _unknown)
-    app.wsgi_app = PathDecoder(app.wsgi_app)  # type: ignore[method-assign]
+    app.wsgi_app = Front(app.wsgi_app)  # type: ignore[method-assign]
     return app
 
 
@@ -123,25 +126,27 @@ def create_app(settings: Settings | None = None, *, client: Client | None = None
 
 def _admit() -> None:
     """Refuses what cannot be meant and whoever may not pass, before anything is read from the database."""
-    g.started = time.monotonic()
-    given = request.headers.get("X-Request-Id", "")
-    g.request_id = given if _REQUEST_ID.fullmatch(given) else str(uuid7())
-    if MALFORMED in request.environ:
-        raise Problem(400, "malformed", f"The path cannot be read: {request.environ[MALFORMED]}.")
-    if request.routing_exception is not None:
+    environ = request.environ
+    g.request_id = environ.get(REQUEST_ID)
+    if MALFORMED in environ:
+        raise Problem(400, "malformed", f"The path cannot be read: {environ[MALFORMED]}.")
+    rule = request.url_rule
+    if rule is None:
         return  # Flask answers it
-    view = current_app.view_functions[str(request.endpoint)]
+    environ[ROUTE] = rule.rule
+    view = current_app.view_functions[rule.endpoint]
     access: Access = getattr(view, "access", NOBODY)
     if not access.public:
         guard: Guard = current_app.extensions["quota.guard"]
-        who = guard.principal(request.headers.get("Authorization"), _tenant(), request.remote_addr or "")
-        g.principal = who
+        tenant = _tenant(environ.get("HTTP_QUOTA_TENANT"))
+        who = guard.principal(environ.get("HTTP_AUTHORIZATION"), tenant, environ.get("REMOTE_ADDR") or "")
+        g.principal = environ[PRINCIPAL] = who
         if who.role not in access.roles:
             needed = " or ".join(sorted(access.roles)) or "nobody"
             raise Problem(403, "wrong_role", f"This is for {needed}; the role of this token is {who.role}.")
     takes = _takes(view)
     _must_be_readable_query("query" in takes)
-    if "body" not in takes and request.method not in ("GET", "HEAD") and request.get_data():
+    if "body" not in takes and environ["REQUEST_METHOD"] not in ("GET", "HEAD") and request.get_data():
         raise Problem(422, "invalid_argument", "The body: nothing is taken here; leave it out.")
 
 
@@ -151,8 +156,7 @@ def _takes(view: Callable[..., Any]) -> frozenset[str]:
     return frozenset(get_type_hints(inspect.unwrap(view)))
 
 
-def _tenant() -> str | None:
-    header = request.headers.get("Quota-Tenant")
+def _tenant(header: str | None) -> str | None:
     if header is None:
         return None
     try:
@@ -163,13 +167,15 @@ def _tenant() -> str | None:
 
 def _must_be_readable_query(takes_any: bool) -> None:
     raw = request.query_string
+    if not raw:
+        return
     try:
         text = unquote_to_bytes(raw.replace(b"+", b" ")).decode("utf-8")
     except UnicodeDecodeError:
         raise Problem(400, "malformed", "The query: it is not UTF-8.") from None
     if any(ord(character) < 32 or 127 <= ord(character) < 160 for character in text):
         raise Problem(400, "malformed", "The query: it has control characters.")
-    if raw and not takes_any:
+    if not takes_any:
         raise Problem(422, "invalid_argument", "The query: nothing is taken here; leave it out.")
     for name, values in request.args.lists():
         if len(values) > 1:
@@ -190,28 +196,6 @@ def _invalid(error: ValidationError) -> NoReturn:
 
 
 # -- what goes out --------------------------------------------------------------------------------------------------
-
-
-def _finish(response: Response) -> Response:
-    for name, value in _HEADERS.items():
-        response.headers.setdefault(name, value)
-    response.headers["X-Request-Id"] = g.get("request_id", "")
-    # Answers are for who asked; what they show may change with the next hold.
-    response.headers.setdefault("Cache-Control", "no-store")
-    who = g.get("principal")
-    logger.info(
-        "%s",
-        json.dumps({
-            "request_id": g.get("request_id"),
-            "method": request.method,
-            "route": request.url_rule.rule if request.url_rule else None,
-            "status": response.status_code,
-            "token": who.token if who else None,
-            "tenant": who.tenant if who else None,
-            "ms": round((time.monotonic() - g.get("started", time.monotonic())) * 1000, 1),
-        }),
-    )  # fmt: skip
-    return response
 
 
 def _problem(problem: Problem) -> Response:

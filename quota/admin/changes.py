@@ -18,7 +18,7 @@ from flask import Response, current_app, g, request
 
 from quota.admin.access import Principal
 from quota.calls import BeginChange, BeginRequest, EndRequest
-from quota.client import Client, Do
+from quota.client import Client, Do, Transaction
 from quota.http.problems import Problem
 from quota.http.values import plain, written
 
@@ -106,7 +106,7 @@ class _Done:
 
 
 def write(
-    work: Callable[[Do], Found],
+    work: Callable[[Transaction], Found],
     *,
     current: Callable[[Do], Found] | None = None,
     status: int = 200,
@@ -137,7 +137,7 @@ def write(
     text = f"{request.method} {request.full_path}\n".encode() + request.get_data()
     fingerprint = hashlib.sha256(text).digest()
 
-    def inside(do: Do) -> _Done:
+    def inside(do: Transaction) -> _Done:
         do(BeginChange(who.actor, g.request_id, reason, where))
         if key is not None:
             claim = do(BeginRequest(who.token, key, fingerprint, where))

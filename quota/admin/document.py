@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from flask import Blueprint, Response, current_app, render_template, send_file
 from flask_openapi3 import Info, OpenAPI
+from markupsafe import Markup, escape
 
 from quota.admin.access import PUBLIC
 from quota.http.values import written
@@ -55,6 +57,10 @@ _IF_MATCH = {
     "schema": {"type": "string", "pattern": '^"[a-z0-9]{1,64}"$'},
 }
 
+_CODE, _STRONG = re.compile("`([^`]+)`"), re.compile(r"\*\*([^*]+)\*\*")
+# Of a pattern such as ^(csv|jsonl)$ the words.
+_WORDS = re.compile(r"\^\(([a-z|]+)\)\$")
+
 views = Blueprint("document", __name__, template_folder="templates")
 
 
@@ -88,17 +94,27 @@ def _docs() -> str:
     for path, methods in found["paths"].items():
         for method, operation in methods.items():
             by_noun[operation["tags"][0]].append({"path": path, "method": method.upper(), **operation})
-    return render_template("docs.html", api=found, nouns=by_noun, shown=_shown, written=written)
+    return render_template("docs.html", api=found, nouns=by_noun, shown=_shown, marked=_marked, written=written)
 
 
-def _shown(schema: dict[str, Any] | None) -> str:
-    """A schema's type in one line."""
+def _marked(text: str) -> Markup:
+    """A description as HTML: of its Markdown there are `code` and **emphasis**, and nothing else."""
+    found = _CODE.sub(r"<code>\1</code>", str(escape(text)))
+    return Markup(_STRONG.sub(r"<strong>\1</strong>", found))  # noqa: S704 - escaped above
+
+
+def _shown(schema: dict[str, Any] | None, nullable: bool = True) -> str:
+    """A schema's type in one line. `nullable`: null is told; a parameter is left out instead."""
     if not schema:
         return "anything"
     if "$ref" in schema:
         return str(schema["$ref"]).rpartition("/")[2]
     if "anyOf" in schema:
-        return " or ".join(dict.fromkeys(_shown(one) for one in schema["anyOf"]))
+        kinds = dict.fromkeys(_shown(one) for one in schema["anyOf"])
+        return " or ".join(kind for kind in kinds if nullable or kind != "null")
+    words = _WORDS.fullmatch(schema.get("pattern", ""))
+    if words is not None:
+        return words[1].replace("|", ", ")
     if schema.get("type") == "array":
         return f"list of {_shown(schema.get('items'))}"
     kind = schema.get("format") or schema.get("type", "anything")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from decimal import Decimal
 from typing import Annotated, Any
 
@@ -13,7 +12,7 @@ from quota import credentials
 from quota.admin.access import OPERATE, READ, VERIFY
 from quota.admin.changes import Found, answer, ledger, principal, write
 from quota.admin.pages import page, position
-from quota.admin.routes import PREFIX, blueprint, route
+from quota.admin.routes import blueprint, place, route
 from quota.admin.types import (
     LEFT_OUT,
     Answer,
@@ -28,6 +27,7 @@ from quota.admin.types import (
     Time,
     example,
     page_of,
+    span_of,
 )
 from quota.authentication import Authenticator
 from quota.calls import (
@@ -165,7 +165,7 @@ def found(do: Do, identity: str) -> Found:
 
 
 def _place(key: Found) -> str:
-    return f"{PREFIX}/keys/{key['id']}"
+    return place("keys", key["id"])
 
 
 @route(keys, "get", "/keys", READ, ok={200: page_of(Key)})
@@ -239,8 +239,7 @@ def rotate_key(path: KeyPath, body: Rotation) -> Response:
     credential = credentials.Credential.new(credentials.KEY, path.id)
 
     def work(do: Do) -> Found:
-        overlap = timedelta(seconds=float(body.overlap_s))
-        do(RotateKey(path.id, credential.hash, overlap, principal().tenant))
+        do(RotateKey(path.id, credential.hash, span_of(body.overlap_s), principal().tenant))
         return found(do, path.id)
 
     return write(work, current=lambda do: found(do, path.id), secret=credential.secret)

@@ -10,7 +10,7 @@ from pydantic import Field
 from quota.admin.access import OPERATE, READ
 from quota.admin.changes import Found, answer, ledger, principal, write
 from quota.admin.pages import page, position
-from quota.admin.routes import PREFIX, blueprint, route
+from quota.admin.routes import blueprint, place, route
 from quota.admin.types import (
     Answer,
     Body,
@@ -142,7 +142,7 @@ def set_limit(path: LimitPath, body: LimitDraft) -> Response:
     return write(
         work,
         current=lambda do: found(do, path.owner, path.name),
-        location=lambda row: f"{PREFIX}/limits/{row['owner']}/{row['name']}",
+        location=lambda row: place("limits", row["owner"], row["name"]),
     )
 
 

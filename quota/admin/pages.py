@@ -36,7 +36,8 @@ def position(after: str | None, *kinds: type[str] | type[int]) -> tuple[Any, ...
     for part, kind in zip(found, kinds, strict=True):
         if type(part) is not kind or (isinstance(part, int) and not -(2**63) <= part < 2**63):
             raise _no_cursor()
-        if isinstance(part, str) and ("\0" in part or not part.isprintable()):
+        # A name may hold whatever the database stores, spaces of every kind among it.
+        if isinstance(part, str) and any(one == "\0" or "\ud800" <= one <= "\udfff" for one in part):
             raise _no_cursor()
     return tuple(found)
 

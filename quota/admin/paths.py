@@ -7,19 +7,21 @@ hold.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote_to_bytes
 
 from werkzeug.routing import BaseConverter
 
 if TYPE_CHECKING:
-    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+    from _typeshed.wsgi import WSGIEnvironment
 
-__all__ = ["MALFORMED", "PathDecoder", "SegmentConverter"]
+__all__ = ["MALFORMED", "SegmentConverter", "decode_path"]
 
 MALFORMED = "quota.malformed_path"
 _SLASH = "\x1f"
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_ORIGIN = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://[^/?]*")
 
 
 class SegmentConverter(BaseConverter):
@@ -36,25 +38,24 @@ class SegmentConverter(BaseConverter):
         return quote(str(value), safe=":")
 
 
-class PathDecoder:
-    """WSGI middleware that decodes the path anew; what is no UTF-8 or holds control characters is marked."""
+def decode_path(environ: WSGIEnvironment) -> None:
+    """Decodes the path of a request anew; what is no UTF-8 or holds control characters is marked as `MALFORMED`."""
+    try:
+        parts = _parts(environ)
+    except UnicodeDecodeError:
+        environ[MALFORMED] = "it is not UTF-8"
+        return
+    if any(map(_CONTROL.search, parts)):
+        environ[MALFORMED] = "it has control characters"
+    else:
+        path = "/".join(part.replace("/", _SLASH) for part in parts)
+        environ["PATH_INFO"] = path.encode().decode("latin-1")
 
-    def __init__(self, application: WSGIApplication) -> None:
-        self._application = application
 
-    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        """Serves a request."""
-        raw = environ.get("RAW_URI") or environ.get("REQUEST_URI")
-        if isinstance(raw, str) and raw.startswith("/"):
-            parts = [unquote_to_bytes(part) for part in raw.partition("?")[0].encode("latin-1", "replace").split(b"/")]
-            try:
-                decoded = [part.decode("utf-8") for part in parts]
-            except UnicodeDecodeError:
-                environ[MALFORMED] = "it is not UTF-8"
-            else:
-                if any(ord(character) < 32 or 127 <= ord(character) < 160 for part in decoded for character in part):
-                    environ[MALFORMED] = "it has control characters"
-                else:
-                    path = "/".join(part.replace("/", _SLASH) for part in decoded)
-                    environ["PATH_INFO"] = path.encode().decode("latin-1")
-        return self._application(environ, start_response)
+def _parts(environ: WSGIEnvironment) -> list[str]:
+    """The path's parts, decoded one by one; of a request in absolute form (RFC 9112, 3.2.2) too."""
+    raw = _ORIGIN.sub("", environ.get("RAW_URI") or environ.get("REQUEST_URI") or "", count=1)
+    if not raw.startswith("/"):  # a server that does not tell: what it has decoded
+        return str(environ["PATH_INFO"]).encode("latin-1").decode("utf-8").split("/")
+    sent = raw.partition("?")[0].encode("latin-1", "replace")
+    return [unquote_to_bytes(part).decode("utf-8") for part in sent.split(b"/")]

@@ -9,7 +9,7 @@ from uuid import UUID, uuid5
 from flask import Response
 from pydantic import Field
 
-from quota.admin.access import CLOSE, READ, WORK
+from quota.admin.access import CLOSE, OPERATE, READ, WORK
 from quota.admin.changes import Found, answer, idempotency_key, ledger, principal, write
 from quota.admin.money import is_money
 from quota.admin.pages import page, position
@@ -30,9 +30,11 @@ from quota.admin.types import (
     Text,
     example,
     page_of,
+    span_of,
 )
 from quota.calls import (
     Adjust,
+    Credit,
     Extend,
     OperatorRelease,
     OperatorSettle,
@@ -211,8 +213,14 @@ class Booked(Answer):
     replayed: bool
 
 
-def _span(seconds: Any) -> timedelta:
-    return timedelta(microseconds=int(seconds * 1_000_000))
+class Crediting(Body):
+    """What is taken back."""
+
+    model_config = example({"costs": {"usd": "0.05"}, "reason": "the provider refunded a failed answer"})
+
+    costs: Costs
+    reason: Text
+    id: Identity | None = Field(None, description="The idempotency key; left out: none but the header's.")
 
 
 def _id(given: UUID | None) -> tuple[UUID, bool]:
@@ -248,7 +256,7 @@ def reserve(body: Draft) -> Response:
     call = Reserve(
         body.subject,
         body.costs,
-        ttl=timedelta(minutes=10) if body.ttl_s is None else _span(body.ttl_s),
+        ttl=timedelta(minutes=10) if body.ttl_s is None else span_of(body.ttl_s),
         id=identity,
         also=body.also,
         headroom=body.headroom,
@@ -347,6 +355,17 @@ def release(path: ReservationPath, body: Releasing) -> Response:
     return write(work, versioned=False, reason=reason)
 
 
+@route(reservations, "post", "/reservations/<segment:id>/credit", OPERATE, ok={200: Booked})
+def credit(path: ReservationPath, body: Crediting) -> Response:
+    """Take back at most what a reservation has booked, on all its limits and in the windows it was booked in."""
+
+    def work(do: Do) -> Found:
+        done = do(Credit(path.id, body.costs, body.reason, body.id, principal().tenant))
+        return {"entry": str(done.entry), "replayed": done.replayed}
+
+    return write(work, versioned=False, reason=body.reason)
+
+
 @route(reservations, "post", "/reservations/<segment:id>/adjust", WORK, ok={200: Granted})
 def adjust(path: ReservationPath, body: Adjusting) -> Response:
     """Change what an open hold holds, to these totals. More is decided like a reservation, less always fits."""
@@ -356,7 +375,7 @@ def adjust(path: ReservationPath, body: Adjusting) -> Response:
 @route(reservations, "post", "/reservations/<segment:id>/extend", WORK, ok={200: Extended})
 def extend(path: ReservationPath, body: Extending) -> Response:
     """Let an open hold live for `ttl_s` from now on; never less than before."""
-    return answer({"expires_at": ledger().call(Extend(path.id, _span(body.ttl_s), principal().tenant))})
+    return answer({"expires_at": ledger().call(Extend(path.id, span_of(body.ttl_s), principal().tenant))})
 
 
 @route(reservations, "post", "/usage-records", WORK, ok={200: Booked, 201: Booked})

@@ -10,10 +10,11 @@ from pydantic import BaseModel, ConfigDict
 
 from quota.admin.access import Access
 from quota.admin.types import Answer
+from quota.http.values import path_of
 
-__all__ = ["PREFIX", "ProblemDocument", "blueprint", "route"]
+__all__ = ["ProblemDocument", "blueprint", "place", "route"]
 
-PREFIX = "/v1"
+_PREFIX = "/v1"
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -39,6 +40,11 @@ _PROBLEM = {
 def blueprint(name: str, about: str) -> APIBlueprint:
     """Returns the blueprint of a noun. `about`: what it is, for the document."""
     return APIBlueprint(name, __name__, abp_tags=[Tag(name=name.replace("_", " "), description=about)])
+
+
+def place(*parts: str) -> str:
+    """Returns where a resource is found: its path below the root of the service."""
+    return _PREFIX + path_of(*parts)
 
 
 def route(
@@ -69,7 +75,7 @@ def route(
         if content is not None:
             responses = {str(status): {"description": "OK", "content": content} for status in ok}
         declared = getattr(on, method)(
-            PREFIX + path,
+            _PREFIX + path,
             operation_id=function.__name__,
             responses={**responses, "default": dict(_PROBLEM)},
             security=None if access.public else [{"token": []}],

@@ -10,7 +10,7 @@ from pydantic import Field
 from quota.admin.access import OPERATE, READ
 from quota.admin.changes import Found, answer, ledger, principal, write
 from quota.admin.pages import page, position
-from quota.admin.routes import PREFIX, blueprint, route
+from quota.admin.routes import blueprint, place, route
 from quota.admin.types import (
     Answer,
     Body,
@@ -21,6 +21,7 @@ from quota.admin.types import (
     Shown,
     SubjectName,
     Switch,
+    Text,
     example,
     page_of,
 )
@@ -83,6 +84,14 @@ class SubjectMove(Body):
     parent: SubjectName | None = Field(description="null: below nobody.")
 
 
+class Ending(Body):
+    """Why it ends."""
+
+    model_config = example({"reason": "the contract has ended"})
+
+    reason: Text | None = Field(None, description="For the log.")
+
+
 class Standing(Answer):
     """Where a limit stands."""
 
@@ -119,7 +128,7 @@ def found(do: Do, name: str) -> Found:
 
 
 def _place(subject: Found) -> str:
-    return f"{PREFIX}/subjects/{subject['name']}"
+    return place("subjects", subject["name"])
 
 
 @route(subjects, "get", "/subjects", READ, ok={200: page_of(Subject)})
@@ -191,7 +200,7 @@ def unfreeze_subject(path: SubjectPath) -> Response:
 
 
 @route(subjects, "post", "/subjects/<segment:subject>/retire", OPERATE, ok={200: Subject})
-def retire_subject(path: SubjectPath, body: Reason) -> Response:
+def retire_subject(path: SubjectPath, body: Ending) -> Response:
     """End a subject and all below it. Its ledger stays, its name is never used again."""
 
     def work(do: Do) -> Found:

@@ -11,7 +11,7 @@ from pydantic import Field
 from quota.admin.access import OPERATE, READ
 from quota.admin.changes import Found, answer, ledger, principal, write
 from quota.admin.limits import Definition, DefinitionShown
-from quota.admin.routes import PREFIX, blueprint, route
+from quota.admin.routes import blueprint, place, route
 from quota.admin.types import Answer, Body, Name, Path, Query, Switch, example
 from quota.calls import RetireTier, SetTierLimit, pages
 from quota.client import Do
@@ -128,7 +128,7 @@ def _owner(builtin: bool) -> str | None:
 
 
 def _place(tier: Found) -> str:
-    return f"{PREFIX}/tiers/{tier['name']}"
+    return place("tiers", tier["name"])
 
 
 def _set(do: Do, tier: str, limit: str, body: Definition, owner: str | None) -> None:
@@ -143,7 +143,7 @@ def list_tiers() -> Response:
 
 @route(tiers, "post", "/tiers", OPERATE, ok={201: Tier})
 def create_tier(body: TierDraft) -> Response:
-    """Make a tier."""
+    """Make a tier. One that was retired is in force again, with the limits that it had and these."""
     owner = _owner(body.builtin)
 
     def work(do: Do) -> Found:

@@ -11,7 +11,7 @@ from quota import credentials
 from quota.admin.access import OWN
 from quota.admin.changes import Found, answer, ledger, principal, write
 from quota.admin.pages import page, position
-from quota.admin.routes import PREFIX, blueprint, route
+from quota.admin.routes import blueprint, place, route
 from quota.admin.types import Answer, Body, KeyId, Name, PageQuery, Path, Reason, Time, example, page_of
 from quota.calls import CreateToken, RevokeToken, pages
 from quota.client import Do
@@ -89,7 +89,7 @@ def create_token(body: TokenDraft) -> Response:
         return found(do, credential.id)
 
     return write(
-        work, status=201, tenant=owner, secret=credential.secret, location=lambda row: f"{PREFIX}/tokens/{row['id']}"
+        work, status=201, tenant=owner, secret=credential.secret, location=lambda row: place("tokens", row["id"])
     )
 
 

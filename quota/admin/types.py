@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Annotated, Any, ClassVar
 from uuid import UUID
@@ -33,6 +33,7 @@ __all__ = [
     "Time",
     "example",
     "page_of",
+    "span_of",
 ]
 
 _DIGITS = r"^[0-9]{1,100}(\.[0-9]{1,100})?$"
@@ -133,6 +134,11 @@ Costs = Annotated[
     Field(min_length=1, max_length=50, json_schema_extra={"example": {"usd": "0.25"}}, description="Amounts by unit."),
 ]
 Details = Annotated[dict[str, Any], Field(description="Free JSON, kept with the reservation. No secrets.")]
+
+
+def span_of(seconds: Decimal) -> timedelta:
+    """Returns how long these `Seconds` are, to the microsecond."""
+    return timedelta(microseconds=int(seconds * 1_000_000))
 
 
 class Body(BaseModel):

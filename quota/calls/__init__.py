@@ -35,6 +35,7 @@ from quota.calls.answers import (
     Row,
     Settlement,
     Standing,
+    Turn,
     Violation,
 )
 from quota.calls.base import Amount, Call, Costs, Function
@@ -60,6 +61,7 @@ from quota.calls.keys import (
     VerifyToken,
 )
 from quota.calls.prices import EndPrice, PriceOf, PricesOf, SetPrice
+from quota.calls.reports import ReportCalibration, ReportModels, ReportPools
 from quota.calls.runs import CreateRun, EndRun, RunDecision
 from quota.calls.worker import (
     Adjust,
@@ -72,6 +74,7 @@ from quota.calls.worker import (
     Record,
     Release,
     Reserve,
+    ReserveInTurn,
     Settle,
 )
 
@@ -123,9 +126,13 @@ __all__ = [
     "RenameKey",
     "Repair",
     "Repaired",
+    "ReportCalibration",
+    "ReportModels",
+    "ReportPools",
     "RequestClaim",
     "Reservation",
     "Reserve",
+    "ReserveInTurn",
     "ReserveMany",
     "RetireSubject",
     "RetireTier",
@@ -145,6 +152,7 @@ __all__ = [
     "Settlement",
     "Standing",
     "TokenHolder",
+    "Turn",
     "Unfreeze",
     "VerifyKey",
     "VerifyToken",

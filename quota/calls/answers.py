@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, Self, overload
@@ -24,6 +24,7 @@ __all__ = [
     "Row",
     "Settlement",
     "Standing",
+    "Turn",
     "Violation",
     "amount",
     "amounts",
@@ -216,6 +217,26 @@ class Reservation:
             violations=_standings(row["violations"]),
             **_picked(row, words, numbers),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn(Reservation):
+    """The answer of `reserve_in_turn`: a reservation, or a refusal and the place in the queue that goes with it.
+
+    Fields:
+        ahead: how many others wait for the binding limit and come first.
+        look_after_s: seconds within which to ask again, to keep the place; None: there is none to keep.
+    """
+
+    ahead: int = 0
+    look_after_s: Decimal | None = None
+
+    @classmethod
+    def of(cls, row: Row) -> Self:
+        """Reads the result row of `reserve_in_turn`."""
+        decided = Reservation.of(row)
+        known = {item.name: getattr(decided, item.name) for item in fields(decided)}
+        return cls(**known, ahead=row["ahead"], look_after_s=amount(row["look_after_s"]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

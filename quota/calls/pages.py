@@ -25,13 +25,17 @@ __all__ = [
     "limits",
     "log",
     "money_units",
+    "price",
+    "prices",
     "reservation",
     "reservations",
     "subjects",
     "tenant",
+    "tenants",
     "tiers",
     "token",
     "tokens",
+    "units",
     "usage",
 ]
 
@@ -146,6 +150,30 @@ WHERE id > %(after)s::text AND (tenant = %(tenant)s::text OR tenant IS NULL AND 
     AND (%(id)s::text IS NULL OR id = %(id)s::text)
 ORDER BY id LIMIT %(most)s::integer
 """
+_TENANTS = """
+SELECT name, trim_scale(extract(epoch FROM ttl_maximum)) AS ttl_maximum_s, polling_hint_s,
+    trim_scale(extract(epoch FROM keep)) AS keep_s, created_at
+FROM quota.tenants
+WHERE name > %(after)s::text AND (%(name)s::text IS NULL OR name = %(name)s::text)
+ORDER BY name LIMIT %(most)s::integer
+"""
+_UNITS = """
+SELECT name, money FROM quota.units
+WHERE name > %(after)s::text AND (%(name)s::text IS NULL OR name = %(name)s::text)
+ORDER BY name LIMIT %(most)s::integer
+"""
+_PRICE = (
+    "SELECT version, tenant, provider, model, variant, rates::text AS rates, free, effective_from, effective_until, "
+    "output_max, input_max, source, created_at FROM quota.prices "
+    "WHERE (tenant IS NULL OR tenant = %(tenant)s::text)"
+)
+_PRICES = f"""{_PRICE} AND version > %(after)s::bigint
+    AND (%(provider)s::text IS NULL OR provider = %(provider)s::text)
+    AND (%(search)s::text IS NULL OR strpos(model, lower(%(search)s::text)) > 0)
+    AND (%(ended)s::boolean OR effective_until IS NULL
+        OR effective_until > coalesce(%(at)s::timestamptz, clock_timestamp()))
+    AND (%(at)s::timestamptz IS NULL OR effective_from IS NULL OR effective_from <= %(at)s::timestamptz)
+ORDER BY version LIMIT %(most)s::integer"""
 _HEALTH = """
 SELECT (SELECT version_num FROM public.quota_alembic_version) AS revision,
     (SELECT extract(epoch FROM clock_timestamp() - min(expires_at)) FROM quota.holds WHERE overdue) AS lag_s,
@@ -307,6 +335,39 @@ def tokens(tenant: str, *, shared: bool, after: str = FIRST_ID, most: int) -> Vi
 def token(tenant: str, identity: str, *, shared: bool) -> View:
     """Returns the call for one token."""
     return _page(_TOKENS, {"tenant": tenant, "shared": shared, "after": FIRST_ID, "most": 1, "id": identity})
+
+
+def tenants(*, name: str | None = None, after: str = FIRST_ID, most: int) -> View:
+    """Returns the call for tenants by name, their settings in seconds. `name`: that one only."""
+    return _page(_TENANTS, {"name": name, "after": after, "most": most})
+
+
+def units(*, name: str | None = None, after: str = FIRST_ID, most: int) -> View:
+    """Returns the call for units by name. `name`: that one only."""
+    return _page(_UNITS, {"name": name, "after": after, "most": most})
+
+
+def prices(
+    tenant: str,
+    *,
+    after: int = 0,
+    most: int,
+    provider: str | None = None,
+    search: str | None = None,
+    at: datetime | None = None,
+    ended: bool = False,
+) -> View:
+    """Returns the call for the prices that a tenant meets, its own and everybody's, by version.
+
+    `at`: in force then; None: in force now or later. `ended`: also those that have ended before.
+    """
+    values = {"provider": provider, "search": search, "at": at, "ended": ended}
+    return _page(_PRICES, {"tenant": tenant, "after": after, "most": most, **values})
+
+
+def price(tenant: str, version: int) -> View:
+    """Returns the call for one version of a price."""
+    return _page(f"{_PRICE} AND version = %(version)s::bigint", {"tenant": tenant, "version": version})
 
 
 def money_units() -> View:

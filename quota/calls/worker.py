@@ -17,6 +17,7 @@ from quota.calls.answers import (
     Reservation,
     Row,
     Settlement,
+    Turn,
     Violation,
     amounts,
     instant,
@@ -49,6 +50,7 @@ __all__ = [
     "Record",
     "Release",
     "Reserve",
+    "ReserveInTurn",
     "Settle",
 ]
 
@@ -97,6 +99,39 @@ class Reserve(Call[Reservation]):
     def answer(self, rows: Sequence[Row]) -> Reservation:
         """The reservation, or the refusal."""
         return Reservation.of(rows[0])
+
+
+@dataclass(frozen=True)
+class ReserveInTurn(Call[Turn]):
+    """`quota.reserve_in_turn`: `Reserve` for callers who can wait; one that is refused takes a place in a queue.
+
+    It is one ask. A client repeats it until there is an answer; see `quota.client.retrying`.
+
+    Arguments:
+        patience: for how long the caller would still wait, 0 to a day; 0 takes no place and gives up the one there is.
+        all others: as in `Reserve`.
+    """
+
+    subject: str
+    costs: Costs
+    id: UUID | str | None = None
+    patience: timedelta = timedelta(seconds=30)
+    ttl: timedelta = timedelta(minutes=10)
+    also: Collection[str] = ()
+    headroom: Amount = 0
+    on_expiry: str | None = None
+    details: Mapping[str, object] | None = None
+    tenant: str = "default"
+
+    keyed = True
+    function = Function(
+        "reserve_in_turn", f"{_DECISION}, ahead, look_after_s", subject=NAME, costs=COSTS, id=ID, patience=SPAN,
+        ttl=SPAN, also=NAMES, headroom=NUMBER, on_expiry=WORD, details=DETAILS, tenant=NAME,
+    )  # fmt: skip
+
+    def answer(self, rows: Sequence[Row]) -> Turn:
+        """The reservation, or the refusal with the place."""
+        return Turn.of(rows[0])
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@
 | `access` | key, token |
 | `admin` | tenant, unit, subject, limit, tier |
 | `prices`, `pools` | price, pool |
+| `reports` | report |
 | `ledger` | reserve, settle, release, balance, holds, ledger, reap, check, repair |
 
 `store` finds the server and looks at its schema, `screen` is how answers are given, `failures` how commands end.
@@ -23,7 +24,7 @@ from collections.abc import Sequence
 import click
 
 import quota
-from quota.cli import access, admin, gateway, ledger, pools, prices, server, service
+from quota.cli import access, admin, gateway, ledger, pools, prices, reports, server, service
 from quota.cli.demos import demo
 from quota.cli.failures import EXIT_CODES, PIPE_CLOSED, PipeClosed, debugging, explained
 from quota.cli.help import Sections, examples
@@ -85,7 +86,15 @@ _SECTIONS: dict[str, tuple[click.Command, ...]] = {
         access.token,
     ),
     "Spend": (ledger.reserve, ledger.settle, ledger.release),
-    "Look and prove": (ledger.balance, ledger.holds, ledger.ledger, ledger.reap, ledger.check, ledger.repair),
+    "Look and prove": (
+        ledger.balance,
+        ledger.holds,
+        ledger.ledger,
+        reports.report,
+        ledger.reap,
+        ledger.check,
+        ledger.repair,
+    ),
     "Shell": (completion,),
 }
 for _commands in _SECTIONS.values():

@@ -8,19 +8,14 @@ from typing import Any
 
 import click
 
-from quota import credentials
-from quota.calls import CreateToken, RevokeToken, pages
-from quota.cli.desk import Desk, with_desk
+from quota.calls import RenameKey, RevokeKey, RevokeToken, SetKeyExpiry
+from quota.cli.desk import Desk, with_desk, with_plain_desk
 from quota.cli.failures import REFUSED
 from quota.cli.help import Ordered, examples
 from quota.cli.params import DURATION
-from quota.cli.screen import Screen
-from quota.cli.store import Session, with_server
-from quota.errors import UnknownToken
+from quota.cli.screen import Screen, when
 
 __all__ = ["key", "token"]
-
-_MOST = 1_000_000
 
 
 @click.group(cls=Ordered)
@@ -29,14 +24,6 @@ def key() -> None:
 
     With QUOTA_API_URL and QUOTA_API_TOKEN these speak to the HTTP API, else to the database.
     """
-
-
-def _when(value: Any) -> str:
-    """A time to the second, whether it came from the database or as text over HTTP."""
-    if value is None:
-        return "-"
-    found = datetime.fromisoformat(value) if isinstance(value, str) else value
-    return f"{found.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"
 
 
 def _show_secret(screen: Screen, row: dict[str, Any], secret: str, said: str) -> None:
@@ -79,7 +66,7 @@ def key_list(desk: Desk, search: str | None, parent: str | None, tier: str | Non
         "parent": [row["parent"] or "-" for row in rows],
         "tier": [row["rate_tier"] for row in rows],
         "state": [row["state"] for row in rows],
-        "expires": [_when(row["expires_at"]) for row in rows],
+        "expires": [when(row["expires_at"]) for row in rows],
     }
     desk.screen.rows(rows, columns, "no keys; make one: quota key create NAME")
 
@@ -89,14 +76,15 @@ def key_list(desk: Desk, search: str | None, parent: str | None, tier: str | Non
 @with_desk
 def key_show(desk: Desk, identity: str) -> None:
     """Show a key."""
-    _show(desk, desk.key(identity))
+    _show(desk, identity)
 
 
-def _show(desk: Desk, row: dict[str, Any]) -> None:
+def _show(desk: Desk, identity: str) -> None:
+    row = desk.key(identity)
     desk.screen.document(row)
     frozen = f", frozen: {row['frozen']}" if row["frozen"] else ""
     desk.screen.line(f"key {row['id']} ({row['name']}): {row['state']}{frozen}, tier {row['rate_tier']}")
-    desk.screen.line(f"subject: {row['subject']}, parent: {row['parent'] or '-'}, expires: {_when(row['expires_at'])}")
+    desk.screen.line(f"subject: {row['subject']}, parent: {row['parent'] or '-'}, expires: {when(row['expires_at'])}")
 
 
 @key.command("rename", epilog=examples("quota key rename web 'Web shop, Europe'"))
@@ -105,7 +93,8 @@ def _show(desk: Desk, row: dict[str, Any]) -> None:
 @with_desk
 def key_rename(desk: Desk, identity: str, name: str) -> None:
     """Give a key another name."""
-    _show(desk, desk.rename_key(identity, name))
+    desk.call(RenameKey(identity, name, desk.tenant))
+    _show(desk, identity)
 
 
 @key.command("expire", epilog=examples("quota key expire web --in 30d", "quota key expire web --never"))
@@ -117,7 +106,8 @@ def key_expire(desk: Desk, identity: str, expires_in: timedelta | None, never: b
     """Set when a key stops letting in."""
     if (expires_in is None) is not never:
         raise click.UsageError("give either --in DURATION or --never")
-    _show(desk, desk.expire_key(identity, expires_in))
+    desk.call(SetKeyExpiry(identity, None if expires_in is None else datetime.now(UTC) + expires_in, desk.tenant))
+    _show(desk, identity)
 
 
 @key.command("rotate", epilog=examples("quota key rotate web --overlap 1h"))
@@ -127,7 +117,7 @@ def key_expire(desk: Desk, identity: str, expires_in: timedelta | None, never: b
 def key_rotate(desk: Desk, identity: str, overlap: timedelta) -> None:
     """Give a key a new secret and show it, once."""
     row, secret = desk.rotate_key(identity, overlap)
-    until = _when(row["old_secret_until"])
+    until = when(row["old_secret_until"])
     _show_secret(desk.screen, row, secret, f"key {identity} rotated; the old secret is good until: {until}")
 
 
@@ -137,7 +127,8 @@ def key_rotate(desk: Desk, identity: str, overlap: timedelta) -> None:
 @with_desk
 def key_revoke(desk: Desk, identity: str, reason: str) -> None:
     """End a key for ever and freeze its subject."""
-    _show(desk, desk.revoke_key(identity, reason))
+    desk.call(RevokeKey(identity, reason, desk.tenant))
+    _show(desk, identity)
 
 
 @key.command("verify", epilog=examples("cat secret.txt | quota key verify"))
@@ -159,6 +150,7 @@ def token() -> None:
     """Tokens: who may call the HTTP API.
 
     A worker reserves and settles, a viewer reads, an operator manages keys and caps, an owner manages tokens too.
+    With QUOTA_API_URL and QUOTA_API_TOKEN these speak to the API itself, else to the database.
     """
 
 
@@ -170,55 +162,38 @@ def token() -> None:
 @click.option("--role", type=click.Choice(["worker", "viewer", "operator", "owner"]), required=True)
 @click.option("--expires-in", type=DURATION, help="When it stops being good. [default: never]")
 @click.option("--tenant", metavar="NAME", help="For this tenant only. [default: for every tenant]")
-@with_server
-def token_create(session: Session, name: str, role: str, expires_in: timedelta | None) -> None:
-    """Make a token and show its secret, once. Speaks to the database, so that the first one can be made."""
-    row, secret = make_token(session, name, role, expires_in)
+@with_plain_desk
+def token_create(desk: Desk, name: str, role: str, expires_in: timedelta | None) -> None:
+    """Make a token and show its secret, once. The first one is made in the database."""
+    row, secret = desk.create_token(name, role, expires_in)
     where = f"for tenant {row['tenant']}" if row["tenant"] else "for every tenant"
-    _show_secret(session.screen, row, secret, f"token {row['id']} created: {role}, {where}")
-
-
-def make_token(session: Session, name: str, role: str, expires_in: timedelta | None) -> tuple[dict[str, Any], str]:
-    """Makes a token for the tenant that the command named, else for every one; returns it and its secret."""
-    made = credentials.Credential.new(credentials.TOKEN)
-    expires_at = None if expires_in is None else datetime.now(UTC) + expires_in
-    session.call(CreateToken(made.id, name, role, made.hash, expires_at, session.named_tenant))
-    return _token(session, made.id), made.secret
-
-
-def _token(session: Session, identity: str) -> dict[str, Any]:
-    rows = session.call(pages.token(session.tenant, identity, shared=True))
-    if not rows:
-        raise UnknownToken(f'unknown_token: there is no token "{identity}"', "See: quota token list")
-    return rows[0]
+    _show_secret(desk.screen, row, secret, f"token {row['id']} created: {role}, {where}")
 
 
 @token.command("list", epilog=examples("quota token list", "quota token list --tenant acme"))
 @click.option("--tenant", metavar="NAME", help="Those of this tenant. [default: QUOTA_TENANT, else default]")
-@with_server
-def token_list(session: Session) -> None:
+@with_plain_desk
+def token_list(desk: Desk) -> None:
     """List a tenant's tokens and those for every tenant."""
-    rows = session.call(pages.tokens(session.tenant, shared=True, most=_MOST))
+    rows = desk.tokens()
     columns = {
         "token": [row["id"] for row in rows],
         "name": [row["name"] for row in rows],
         "role": [row["role"] for row in rows],
         "tenant": [row["tenant"] or "every" for row in rows],
         "state": [row["state"] for row in rows],
-        "expires": [_when(row["expires_at"]) for row in rows],
+        "expires": [when(row["expires_at"]) for row in rows],
     }
-    session.screen.rows(rows, columns, "no tokens; make one: quota token create NAME --role owner")
+    desk.screen.rows(rows, columns, "no tokens; make one: quota token create NAME --role owner")
 
 
 @token.command("revoke", epilog=examples("quota token revoke 3kfp6e2mwx9qtr5a --reason 'left the company'"))
 @click.argument("identity", metavar="ID")
 @click.option("--reason", required=True, help="Why, for the log.")
 @click.option("--tenant", metavar="NAME", help="Whose token it is, unless it is for every tenant.")
-@with_server
-def token_revoke(session: Session, identity: str, reason: str) -> None:
+@with_plain_desk
+def token_revoke(desk: Desk, identity: str, reason: str) -> None:
     """End a token for ever."""
-    row = _token(session, identity)
-    session.call(RevokeToken(identity, reason, row["tenant"]))
-    row = _token(session, identity)
-    session.screen.document(row)
-    session.screen.line(f"token {identity} revoked")
+    desk.call(RevokeToken(identity, reason, desk.token(identity)["tenant"]))
+    desk.screen.document(desk.token(identity))
+    desk.screen.line(f"token {identity} revoked")

@@ -1,33 +1,31 @@
-"""What admins do: tenants, units, subjects, limits, tiers."""
+"""What admins do: tenants, units, subjects, limits, tiers; in the database, or over HTTP when QUOTA_API_URL is set."""
 
 from __future__ import annotations
 
 from decimal import Decimal
+from typing import Any
 
 import click
 
 from quota.calls import (
-    Balance,
     CreateSubject,
     CreateTenant,
     CreateUnit,
-    EnsureSubject,
     Freeze,
     MoveSubject,
     RemoveLimit,
     RetireSubject,
+    RetireTier,
     SetLimit,
+    SetRateTier,
     SetTierLimit,
     Unfreeze,
-    views,
 )
-from quota.cli.desk import Desk, with_desk
+from quota.cli.desk import Desk, with_desk, with_plain_desk
 from quota.cli.help import Ordered, examples
 from quota.cli.params import AMOUNT, CAPACITY, UNLIMITED
 from quota.cli.screen import number, when
-from quota.cli.store import Session, with_server, with_store
 from quota.cli.tables import balance_columns
-from quota.errors import UnknownSubject
 
 __all__ = ["limit", "subject", "tenant", "tier", "unit"]
 
@@ -53,12 +51,12 @@ def tenant() -> None:
 
 @tenant.command("create", epilog=examples("quota tenant create acme", "quota subject list --tenant acme"))
 @click.argument("name")
-@with_server
-def tenant_create(session: Session, name: str) -> None:
+@with_plain_desk
+def tenant_create(desk: Desk, name: str) -> None:
     """Make a tenant. Its name is never used again."""
-    session.call(CreateTenant(name))
-    session.screen.document({"tenant": name, "created": True})
-    session.screen.line(f"tenant {name} created")
+    desk.call(CreateTenant(name))
+    desk.screen.document({"tenant": name, "created": True})
+    desk.screen.line(f"tenant {name} created")
 
 
 @click.group(cls=Ordered)
@@ -72,12 +70,12 @@ def unit() -> None:
 @unit.command("create", epilog=examples("quota unit create images", "quota unit create eur --money"))
 @click.argument("name")
 @click.option("--money", is_flag=True, help="Running out of it is a matter of payment (HTTP 402, not 429).")
-@with_server
-def unit_create(session: Session, name: str, money: bool) -> None:
+@with_plain_desk
+def unit_create(desk: Desk, name: str, money: bool) -> None:
     """Register a unit, for all tenants."""
-    session.call(CreateUnit(name, money))
-    session.screen.document({"unit": name, "money": money, "created": True})
-    session.screen.line(f"unit {name} created{', money' if money else ''}")
+    desk.call(CreateUnit(name, money))
+    desk.screen.document({"unit": name, "money": money, "created": True})
+    desk.screen.line(f"unit {name} created{', money' if money else ''}")
 
 
 # -- subjects -------------------------------------------------------------------------------------------------------
@@ -103,18 +101,18 @@ def subject() -> None:
 @click.option("--parent", metavar="SUBJECT", help="Every charge to NAME is one to this subject and its ancestors too.")
 @click.option("--tier", metavar="NAME", help="Rate tier of a key. [default: basic]")
 @click.option("--if-missing", is_flag=True, help="Fine if it is there already, under the same parent.")
-@with_store
-def subject_create(session: Session, name: str, parent: str | None, tier: str | None, if_missing: bool) -> None:
+@with_desk
+def subject_create(desk: Desk, name: str, parent: str | None, tier: str | None, if_missing: bool) -> None:
     """Make a subject."""
     if if_missing and tier is not None:
         raise click.UsageError("--if-missing does not set a tier; use quota tier set")
     created = True
     if if_missing:
-        created = session.call(EnsureSubject(name, parent, session.tenant))
+        created = desk.ensure_subject(name, parent)
     else:
-        session.call(CreateSubject(name, parent, tier, session.tenant))
-    session.screen.document({"subject": name, "parent": parent, "created": created})
-    session.screen.line(f"subject {name} {'created' if created else 'is there already'}")
+        desk.call(CreateSubject(name, parent, tier, desk.tenant))
+    desk.screen.document({"subject": name, "parent": parent, "created": created})
+    desk.screen.line(f"subject {name} {'created' if created else 'is there already'}")
 
 
 @subject.command(
@@ -123,24 +121,24 @@ def subject_create(session: Session, name: str, parent: str | None, tier: str | 
 @click.argument("name")
 @click.option("--parent", metavar="SUBJECT", help="Its new parent.")
 @click.option("--to-root", is_flag=True, help="It has no parent any more.")
-@with_store
-def subject_move(session: Session, name: str, parent: str | None, to_root: bool) -> None:
+@with_desk
+def subject_move(desk: Desk, name: str, parent: str | None, to_root: bool) -> None:
     """Hang a subject below another parent. Refused while holds are open on it or below it."""
     if (parent is None) is not to_root:
         raise click.UsageError("give either --parent SUBJECT or --to-root")
-    session.call(MoveSubject(name, parent, session.tenant))
-    session.screen.document({"subject": name, "parent": parent})
-    session.screen.line(f"subject {name} moved {'to the root' if to_root else f'below {parent}'}")
+    desk.call(MoveSubject(name, parent, desk.tenant))
+    desk.screen.document({"subject": name, "parent": parent})
+    desk.screen.line(f"subject {name} moved {'to the root' if to_root else f'below {parent}'}")
 
 
 @subject.command("list", epilog=examples("quota subject list", "quota subject list --kind key --below team:a --json"))
 @click.option("--kind", metavar="KIND", help="Only this kind, such as key.")
 @click.option("--below", metavar="SUBJECT", help="Only this subject and all below it.")
 @click.option("--retired", is_flag=True, help="Retired ones too.")
-@with_store
-def subject_list(session: Session, kind: str | None, below: str | None, retired: bool) -> None:
+@with_desk
+def subject_list(desk: Desk, kind: str | None, below: str | None, retired: bool) -> None:
     """List subjects, by name."""
-    rows = session.call(views.subjects(session.tenant, kind=kind, below=below, retired=retired))
+    rows = desk.subjects(kind, below, retired)
     columns = {
         "subject": [row["name"] for row in rows],
         "parent": [row["parent"] or "-" for row in rows],
@@ -148,11 +146,10 @@ def subject_list(session: Session, kind: str | None, below: str | None, retired:
         "state": [_state(row) for row in rows],
         "since": [when(row["created_at"]) for row in rows],
     }
-    session.screen.rows(rows, columns, "no subjects; make one: quota subject create key:42")
+    desk.screen.rows(rows, columns, "no subjects; make one: quota subject create key:42")
 
 
-def _state(row: views.Rows | dict[str, object]) -> str:
-    assert isinstance(row, dict)
+def _state(row: dict[str, Any]) -> str:
     if row["retired"]:
         return "retired"
     return "active" if row["frozen"] is None else f"frozen: {row['frozen']}"
@@ -160,54 +157,49 @@ def _state(row: views.Rows | dict[str, object]) -> str:
 
 @subject.command("show", epilog=examples("quota subject show key:42"))
 @click.argument("name")
-@with_store
-def subject_show(session: Session, name: str) -> None:
+@with_desk
+def subject_show(desk: Desk, name: str) -> None:
     """Show a subject: its lineage, its state, and where every limit stands that it is under."""
-    rows = session.call(views.subjects(session.tenant, name=name, retired=True))
-    if not rows:
-        raise UnknownSubject(
-            f'unknown_subject: no subject "{name}" in tenant "{session.tenant}"', "See: quota subject list"
-        )
-    row = rows[0]
-    standing = [] if row["retired"] else session.call(Balance(name, session.tenant))
-    session.screen.document({**row, "balance": standing})
-    session.screen.line(f"{name}: {_state(row)}, since {when(row['created_at'])}")
-    session.screen.line(f"lineage: {' < '.join(row['lineage'])}")
+    row = desk.subject(name)
+    standing = [] if row["retired"] else desk.balance(name)
+    desk.screen.document({**row, "balance": standing})
+    desk.screen.line(f"{name}: {_state(row)}, since {when(row['created_at'])}")
+    desk.screen.line(f"lineage: {' < '.join(row['lineage'])}")
     if row["kind"] == "key":
-        session.screen.line(f"tier: {row['rate_tier']}")
+        desk.screen.line(f"tier: {row['rate_tier']}")
     if standing:
-        session.screen.table(balance_columns(standing))
+        desk.screen.table(balance_columns(standing))
 
 
 @subject.command("freeze", epilog=examples("quota subject freeze team:a --reason 'runaway loop'"))
 @click.argument("name")
 @click.option("--reason", required=True, help="Why, for whoever is refused and for the log.")
-@with_store
-def subject_freeze(session: Session, name: str, reason: str) -> None:
+@with_desk
+def subject_freeze(desk: Desk, name: str, reason: str) -> None:
     """No new holds on a subject or below it; what is open may settle."""
-    session.call(Freeze(name, reason, session.tenant))
-    session.screen.document({"subject": name, "frozen": reason})
-    session.screen.line(f"subject {name} frozen: {reason}")
+    desk.call(Freeze(name, reason, desk.tenant))
+    desk.screen.document({"subject": name, "frozen": reason})
+    desk.screen.line(f"subject {name} frozen: {reason}")
 
 
 @subject.command("unfreeze", epilog=examples("quota subject unfreeze team:a"))
 @click.argument("name")
-@with_store
-def subject_unfreeze(session: Session, name: str) -> None:
+@with_desk
+def subject_unfreeze(desk: Desk, name: str) -> None:
     """Grant holds again."""
-    session.call(Unfreeze(name, session.tenant))
-    session.screen.document({"subject": name, "frozen": None})
-    session.screen.line(f"subject {name} unfrozen")
+    desk.call(Unfreeze(name, desk.tenant))
+    desk.screen.document({"subject": name, "frozen": None})
+    desk.screen.line(f"subject {name} unfrozen")
 
 
 @subject.command("retire", epilog=examples("quota subject retire key:42"))
 @click.argument("name")
-@with_store
-def subject_retire(session: Session, name: str) -> None:
+@with_desk
+def subject_retire(desk: Desk, name: str) -> None:
     """End a subject and all below it. Its ledger stays, its name is never used again."""
-    session.call(RetireSubject(name, session.tenant))
-    session.screen.document({"subject": name, "retired": True})
-    session.screen.line(f"subject {name} retired, and all below it")
+    desk.call(RetireSubject(name, desk.tenant))
+    desk.screen.document({"subject": name, "retired": True})
+    desk.screen.line(f"subject {name} retired, and all below it")
 
 
 # -- limits ---------------------------------------------------------------------------------------------------------
@@ -252,9 +244,9 @@ def limit() -> None:
     help="What becomes of a hold whose owner died.",
 )
 @click.option("--required", is_flag=True, help="Costs must name the unit.")
-@with_store
+@with_desk
 def limit_set(
-    session: Session,
+    desk: Desk,
     owner: str,
     name: str,
     unit_name: str,
@@ -278,36 +270,36 @@ def limit_set(
         time_zone,
         on_expiry,
         required,
-        session.tenant,
+        desk.tenant,
     )
-    session.call(call)
-    session.screen.document(call)
-    session.screen.line(f"limit {name} of {owner}: {_shown(capacity)} {unit_name}, {period or kind}")
+    desk.call(call)
+    desk.screen.document(call)
+    desk.screen.line(f"limit {name} of {owner}: {_shown(capacity)} {unit_name}, {period or kind}")
 
 
 @limit.command("remove", epilog=examples("quota limit remove team:a lifetime"))
 @click.argument("owner", metavar="SUBJECT")
 @click.argument("name")
-@with_store
-def limit_remove(session: Session, owner: str, name: str) -> None:
+@with_desk
+def limit_remove(desk: Desk, owner: str, name: str) -> None:
     """Take a limit out of force. Open holds on it live on."""
-    session.call(RemoveLimit(owner, name, session.tenant))
-    session.screen.document({"subject": owner, "name": name, "removed": True})
-    session.screen.line(f"limit {name} of {owner} removed")
+    desk.call(RemoveLimit(owner, name, desk.tenant))
+    desk.screen.document({"subject": owner, "name": name, "removed": True})
+    desk.screen.line(f"limit {name} of {owner} removed")
 
 
 @limit.command("list", epilog=examples("quota limit list", "quota limit list team:a --json"))
 @click.argument("owner", metavar="[SUBJECT]", required=False)
-@with_store
-def limit_list(session: Session, owner: str | None) -> None:
+@with_desk
+def limit_list(desk: Desk, owner: str | None) -> None:
     """List limits as they were set; `quota balance` shows which are in force for a subject, and where they stand."""
-    rows = session.call(views.limits(session.tenant, owner))
+    rows = desk.limits(owner)
     columns = {"of": [row["owner"] for row in rows], **_definition_columns(rows, "name")}
     columns["on expiry"] = [row["on_expiry"] for row in rows]
-    session.screen.rows(rows, columns, "no limits; set one: quota limit set team:a lifetime --unit usd --capacity 50")
+    desk.screen.rows(rows, columns, "no limits; set one: quota limit set team:a lifetime --unit usd --capacity 50")
 
 
-def _definition_columns(rows: views.Rows, name: str) -> dict[str, list[str]]:
+def _definition_columns(rows: list[dict[str, Any]], name: str) -> dict[str, list[str]]:
     return {
         "limit": [row[name] or "-" for row in rows],
         "unit": [row["unit"] or "-" for row in rows],
@@ -348,7 +340,7 @@ def tier_list(desk: Desk) -> None:
 @with_desk
 def tier_set(desk: Desk, key: str, name: str) -> None:
     """Move a key to a tier, from its next reservation on; usage stays."""
-    desk.set_tier(key, name)
+    desk.call(SetRateTier(key, name, desk.tenant))
     desk.screen.document({"subject": key, "rate_tier": name})
     desk.screen.line(f"subject {key} is {name} now")
 
@@ -403,6 +395,6 @@ def tier_limit(
 @with_desk
 def tier_retire(desk: Desk, name: str, builtin: bool) -> None:
     """End a tier: who has it acts as basic, usage stays."""
-    desk.retire_tier(name, builtin)
+    desk.call(RetireTier(name, None if builtin else desk.tenant))
     desk.screen.document({"tier": name, "retired": True})
     desk.screen.line(f"tier {name} retired; its keys act as basic")

@@ -31,7 +31,7 @@ class Defaulted(Ordered):
     """
 
     def __init__(self, *args: Any, default: str, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs, no_args_is_help=False)
+        super().__init__(*args, **{**kwargs, "no_args_is_help": False})
         self.default = default
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

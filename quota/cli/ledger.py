@@ -21,6 +21,7 @@ from quota.calls import (
     Repair,
     Reservation,
     Reserve,
+    ReserveInTurn,
     Settle,
     views,
 )
@@ -45,6 +46,7 @@ _MOST = click.IntRange(1, 1_000_000)
     epilog=examples(
         "quota reserve key:42 usd=0.25",
         "quota reserve key:42 usd=0.25 tokens=1200 --ttl 2m --id 01890a5d-ac96-774b-bcce-b302099a8057",
+        "quota reserve key:42 tokens=1200 --wait 30s",
         "id=$(quota reserve key:42 usd=0.25 --quiet) && quota settle $id usd=0.11",
     )
 )
@@ -58,6 +60,7 @@ _MOST = click.IntRange(1, 1_000_000)
 @click.option("--headroom", type=AMOUNT, default="0", help="Share of every capacity to leave untouched, such as 0.2.")
 @click.option("--on-expiry", type=click.Choice(["charge"]), help="Book the hold if nobody settles it in time.")
 @click.option("--details", type=DETAILS, help="A JSON object to keep with the reservation.")
+@click.option("--wait", type=DURATION, help="Wait in turn for so long when there is no room. [default: do not wait]")
 @click.option("-q", "--quiet", is_flag=True, help="Print the id of the reservation and nothing else.")
 @with_store
 def reserve(
@@ -70,24 +73,27 @@ def reserve(
     headroom: Decimal,
     on_expiry: str | None,
     details: dict[str, object] | None,
+    wait: timedelta | None,
     quiet: bool,
 ) -> None:
     """Hold the worst case of a call before it is made.
 
     All limits of SUBJECT and its ancestors take it, or none does: refused, exit code 1.
     """
-    call = Reserve(
-        subject,
-        costs_of(costs),
-        ttl=ttl,
-        id=identity or uuid7(),
-        also=also,
-        headroom=headroom,
-        on_expiry=on_expiry,
-        details=details,
-        tenant=session.tenant,
-    )
-    answer = session.call(call)
+    arguments: dict[str, Any] = {
+        "ttl": ttl,
+        "id": identity or uuid7(),
+        "also": also,
+        "headroom": headroom,
+        "on_expiry": on_expiry,
+        "details": details,
+        "tenant": session.tenant,
+    }
+    answer: Reservation
+    if wait is None:
+        answer = session.call(Reserve(subject, costs_of(costs), **arguments))
+    else:
+        answer = session.call(ReserveInTurn(subject, costs_of(costs), patience=wait, **arguments))
     session.screen.document(answer)
     if answer.refused:
         session.screen.note(f"quota: {Refused(answer)}")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-__all__ = ["AMOUNT", "CAPACITY", "DETAILS", "DURATION", "PRICE", "UNLIMITED", "costs_of", "text_of"]
+__all__ = ["AMOUNT", "CAPACITY", "DETAILS", "DURATION", "INSTANT", "PRICE", "UNLIMITED", "costs_of", "text_of"]
 
 UNLIMITED = "unlimited"
 _DIGITS = re.compile(r"\d+(\.\d+)?", re.ASCII)
@@ -77,6 +77,17 @@ class _Duration(_Text):
             self.fail(f'"{value}" is longer than there is time; write a shorter one, such as 1h', param, ctx)
 
 
+class _Instant(_Text):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, datetime):
+            return value
+        try:
+            found = datetime.fromisoformat(value)
+        except ValueError:
+            self.fail(f'"{value}" is no time; write a day or a time in UTC, such as 2026-12-01', param, ctx)
+        return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+
+
 class _Details(_Text):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, dict):
@@ -103,6 +114,7 @@ AMOUNT = _Amount("amount")
 CAPACITY = _Capacity("amount|unlimited")
 PRICE = _Price("dollars")
 DURATION = _Duration("duration")
+INSTANT = _Instant("time")
 DETAILS = _Details("json")
 
 

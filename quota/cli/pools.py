@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
@@ -11,9 +12,12 @@ from quota.cli.help import Ordered, examples
 from quota.cli.params import UNLIMITED, text_of
 from quota.cli.screen import number
 from quota.cli.store import Session, with_store
+from quota.client import Do
 from quota.costs.pools import Pool, PoolLimit, read_service_quotas
 
 __all__ = ["pool"]
+
+_IMPORT_S = 300
 
 
 @click.group(cls=Ordered)
@@ -44,12 +48,11 @@ def pool_import(
     """Make pools of the JSON of `aws service-quotas list-service-quotas`, or bring them up to date; usage stays.
 
     Requests and tokens per minute are buckets, tokens per day a day in UTC: TPM x 1440 where the account has no value
-    of its own. Quotas that it does not have are declared unlimited, and counted.
+    of its own. Quotas that it does not have are declared unlimited, and counted. All pools are made, or none.
     """
     found = read_service_quotas(text_of(file), account=account, region=region, model=model)
-    for one in found.pools:
-        if not dry_run:
-            _set(session, one)
+    if not dry_run:
+        session.client.transact(lambda do: _set(do, found.pools, session.tenant), timeout_s=_IMPORT_S)
     rows = [
         {"subject": one.subject, **{name: getattr(limit, name) for name in PoolLimit.__slots__}}
         for one in found.pools
@@ -68,18 +71,9 @@ def pool_import(
         session.screen.line("* not in the file: TPM x 1440, or unlimited")
 
 
-def _set(session: Session, one: Pool) -> None:
-    session.call(EnsureSubject(one.subject, None, session.tenant))
-    for limit in one.limits:
-        session.call(
-            SetLimit(
-                one.subject,
-                limit.name,
-                limit.unit,
-                limit.kind,
-                limit.capacity,
-                limit.refill_per_s,
-                limit.period,
-                tenant=session.tenant,
-            )
-        )
+def _set(do: Do, pools: Iterable[Pool], tenant: str) -> None:
+    for one in pools:
+        do(EnsureSubject(one.subject, None, tenant))
+        for limit in one.limits:
+            numbers = (limit.unit, limit.kind, limit.capacity, limit.refill_per_s, limit.period)
+            do(SetLimit(one.subject, limit.name, *numbers, tenant=tenant))

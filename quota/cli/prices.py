@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from datetime import UTC, datetime
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -12,29 +13,18 @@ import click
 
 from quota.calls import EndPrice, PricesOf, SetPrice
 from quota.cli.help import Ordered, examples
-from quota.cli.params import PRICE, text_of
+from quota.cli.params import AMOUNT, INSTANT, PRICE, text_of
 from quota.cli.screen import number, when
 from quota.cli.store import Session, with_store
 from quota.costs.catalogs import Catalog, read_catalog
 from quota.costs.prices import PriceEntry
-from quota.errors import PricesOverlap
+from quota.prices import AS_BEFORE, CHANGED, LEFT_OUT, NEW, import_catalog
 
 __all__ = ["price"]
 
+_IMPORT_S = 300
+
 _FOR_ALL = click.option("--own", is_flag=True, help="The tenant's own price, not the one that all tenants see.")
-
-
-class _Instant(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, datetime):
-            return value
-        try:
-            found = datetime.fromisoformat(value)
-        except ValueError:
-            self.fail(f'"{value}" is no time; write a day or a time in UTC, such as 2026-12-01', param, ctx)
-        return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
 @click.group(cls=Ordered)
@@ -51,19 +41,30 @@ def price() -> None:
         "quota price set openai gpt-4o --input 2.5 --cached-input 1.25 --output 10 --output-max 16384",
         "quota price set openai gpt-4o --input 2 --output 8 --from 2027-01-01",
         "quota price set acme llama --input 0 --output 0 --free",
+        "quota price set google gemini --input 1.25 --output 10 --long-context 200000 2.5 15",
         "quota price set anthropic claude-opus-5 --input 4 --output 20 --own --tenant acme",
     ),
 )
 @click.argument("provider")
 @click.argument("model")
-@click.option("--input", "input_", type=PRICE, required=True, help="Tokens sent.")
+@click.option("--input", type=PRICE, required=True, help="Tokens sent.")
 @click.option("--output", type=PRICE, required=True, help="Tokens that come back, reasoning included.")
 @click.option("--cached-input", type=PRICE, help="Tokens that a cache served. [default: as input]")
 @click.option("--cache-write-5m", type=PRICE, help="Tokens written to a cache. [default: as input]")
 @click.option("--cache-write-1h", type=PRICE, help="Written for an hour. [default: as for five minutes]")
+@click.option("--input-audio", type=PRICE, help="Sound sent. [default: calls with sound are refused]")
+@click.option("--output-audio", type=PRICE, help="Sound that comes back.")
+@click.option("--request", type=AMOUNT, help="Dollars for every request.")
+@click.option(
+    "--long-context",
+    type=(click.IntRange(1), PRICE, PRICE),
+    multiple=True,
+    metavar="TOKENS INPUT OUTPUT",
+    help="When more is sent, all of the request costs so much; may stand more than once.",
+)
 @click.option("--variant", default="", help="Such as batch. [default: the usual price]")
-@click.option("--from", "start", type=_Instant(), help="In force from then on. [default: now]")
-@click.option("--until", type=_Instant(), help="In force until then. [default: until another price begins]")
+@click.option("--from", "start", type=INSTANT, help="In force from then on. [default: now]")
+@click.option("--until", type=INSTANT, help="In force until then. [default: until another price begins]")
 @click.option("--output-max", type=click.IntRange(1), help="The most tokens that the model answers.")
 @click.option("--input-max", type=click.IntRange(1), help="The most tokens that the model takes.")
 @click.option("--free", is_flag=True, help="Declares that it costs nothing.")
@@ -74,11 +75,7 @@ def price_set(
     session: Session,
     provider: str,
     model: str,
-    input_: Decimal,
-    output: Decimal,
-    cached_input: Decimal | None,
-    cache_write_5m: Decimal | None,
-    cache_write_1h: Decimal | None,
+    long_context: tuple[tuple[int, Decimal, Decimal], ...],
     variant: str,
     start: datetime | None,
     until: datetime | None,
@@ -87,16 +84,10 @@ def price_set(
     free: bool,
     source: str | None,
     own: bool,
+    **parts: Decimal | None,
 ) -> None:
     """Set what a model costs from a time on. The price in force ends there."""
-    parts = {
-        "input": input_,
-        "cached_input": cached_input,
-        "cache_write_5m": cache_write_5m,
-        "cache_write_1h": cache_write_1h,
-        "output": output,
-    }
-    rates = {part: format(rate, "f") for part, rate in parts.items() if rate is not None}
+    rates = _rates(parts, sorted(long_context))
     call = SetPrice(
         provider.lower(),
         model.lower(),
@@ -117,9 +108,18 @@ def price_set(
     session.screen.line(f"price of {call.model}: version {version}{', as before' if replayed else ''}")
 
 
+def _rates(parts: Mapping[str, Decimal | None], steps: Sequence[tuple[int, Decimal, Decimal]]) -> dict[str, object]:
+    rates: dict[str, object] = {part: format(rate, "f") for part, rate in parts.items() if rate is not None}
+    if steps:
+        for part, at in (("input", 1), ("output", 2)):
+            dearer = [{"above": step[0], "price": format(step[at], "f")} for step in steps]
+            rates[part] = {"base": rates[part], "steps": dearer}
+    return rates
+
+
 @price.command("end", epilog=examples("quota price end 17", "quota price end 17 --at 2027-01-01"))
 @click.argument("version", type=click.IntRange(1))
-@click.option("--at", type=_Instant(), help="When. [default: now]")
+@click.option("--at", type=INSTANT, help="When. [default: now]")
 @_FOR_ALL
 @with_store
 def price_end(session: Session, version: int, at: datetime | None, own: bool) -> None:
@@ -193,14 +193,15 @@ def price_import(session: Session, file: Path | None, providers: tuple[str, ...]
 
     Of the forms that LiteLLM, models.dev and OpenRouter use, or a list of objects with provider, model and rates. A
     price that has changed is in force from now on; what was before stays as it was. What lacks a price is left out and
-    reported; what lacks an output maximum is reported.
+    reported; what lacks an output maximum is reported. All of it is imported, or nothing.
     """
     catalog = _catalog(file, providers)
-    counts: Counter[str] = Counter()
-    for entry in catalog.entries:
-        counts[_imported(session, entry, own, dry_run)] += 1
+    tenant = session.tenant if own else None
+    counts = Counter(read=len(catalog.entries))
+    if not dry_run:
+        counts = session.client.transact(lambda do: import_catalog(do, catalog, tenant), timeout_s=_IMPORT_S)
     document = {
-        **{key: counts[key] for key in ("new", "as before", "changed from now on", "left out")},
+        **{key: counts[key] for key in (NEW, AS_BEFORE, CHANGED, LEFT_OUT)},
         "remarks": [
             {"provider": r.provider, "model": r.model, "problem": r.problem, "imported": r.imported}
             for r in catalog.remarks
@@ -229,17 +230,3 @@ def _catalog(file: Path | None, providers: tuple[str, ...]) -> Catalog:
         raise click.UsageError(
             "genai-prices is not installed: pip install 'quota-ledger[models]', or name a file"
         ) from None
-
-
-def _imported(session: Session, entry: PriceEntry, own: bool, dry_run: bool) -> str:
-    """Sets one price; returns what became of it."""
-    if dry_run:
-        return "read"
-    tenant = session.tenant if own else None
-    try:
-        return "as before" if session.call(SetPrice.of(entry, tenant=tenant))[1] else "new"
-    except PricesOverlap:
-        if not entry.covers(datetime.now(UTC)):
-            return "left out"  # the past is not rewritten, and the future belongs to whoever wrote it first
-    session.call(SetPrice.of(entry, tenant=tenant, starting_now=True))
-    return "changed from now on"

@@ -9,7 +9,7 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import urlencode, urlsplit
 
 from quota.config import ConfigError
 from quota.errors import Misuse, NotAllowed, QuotaError, Unavailable, misuse_named
@@ -94,11 +94,6 @@ class Remote:
             after = answer.get("next")
             if after is None:
                 return
-
-
-def place(*parts: str) -> str:
-    """Returns a path of these parts; a slash in one of them stays in it."""
-    return "/" + "/".join(quote(part, safe=":") for part in parts)
 
 
 def _problem(error: urllib.error.HTTPError) -> QuotaError:

@@ -6,7 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -19,14 +19,15 @@ __all__ = ["Screen", "number", "when"]
 _AMOUNT = re.compile(r"-|unlimited|\$?\d+(\.\d+)?")
 
 
-def number(value: Decimal | None, nothing: str = "-") -> str:
-    """Returns an amount in plain digits, never with an exponent; `nothing` for None."""
-    return nothing if value is None else format(value, "f")
+def number(value: Decimal | str | None, nothing: str = "-") -> str:
+    """Returns an amount in plain digits, never with an exponent; over HTTP it came so. `nothing` for None."""
+    return nothing if value is None else value if isinstance(value, str) else format(value, "f")
 
 
-def when(value: datetime | None, nothing: str = "-") -> str:
-    """Returns a time to the second, in UTC; `nothing` for None."""
-    return nothing if value is None else f"{value:%Y-%m-%d %H:%M:%S}Z"
+def when(value: datetime | str | None, nothing: str = "-") -> str:
+    """Returns a time to the second, in UTC; over HTTP it came as text. `nothing` for None."""
+    found = datetime.fromisoformat(value) if isinstance(value, str) else value
+    return nothing if found is None else f"{found.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"
 
 
 class Screen:

@@ -18,7 +18,7 @@ import click
 
 from quota import reaper
 from quota.calls import Reaped, pages
-from quota.cli.access import make_token
+from quota.cli.desk import make_token
 from quota.cli.help import examples
 from quota.cli.screen import Screen
 from quota.cli.server import DATA, embedded_target

@@ -27,17 +27,17 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolClosed, PoolTimeout
 
-from quota.calls import Call, Reservation, Reserve
+from quota.calls import Call, Reservation, Reserve, ReserveInTurn
 from quota.client import verbs
 from quota.client.attempts import Execute, Join, NoConnection, Plan, Result, Wait
 from quota.client.connections import AsyncBoundConnection, BoundConnection, is_stale
 from quota.client.core import Core
 from quota.client.holds import AsyncHold, Hold
-from quota.client.transactions import Do, run, run_async, transact
+from quota.client.transactions import Do, Transaction, run, run_async, transact
 from quota.client.verbs import awaited, blocking
 from quota.client.waiting import AsyncBell, ThreadBell, Threads
 
-__all__ = ["AsyncClient", "AsyncHold", "Client", "Do", "Hold", "run", "run_async"]
+__all__ = ["AsyncClient", "AsyncHold", "Client", "Do", "Hold", "Transaction", "run", "run_async"]
 
 logger = logging.getLogger("quota.client")
 
@@ -50,14 +50,14 @@ _CANCEL_S = 2.0
 
 
 def _held(
-    make: Callable[[Any, Reserve], H], build: Callable[Concatenate[Any, P], Call[Reservation]]
+    make: Callable[[Any, Reserve | ReserveInTurn], H], build: Callable[Concatenate[Any, P], Call[Reservation]]
 ) -> Callable[Concatenate[Any, P], H]:
     def hold(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> H:
         """Returns a hold to be used as a context: reserved on entering (`Refused` when refused), closed on leaving.
 
         Arguments: as in `reserve`. What happens on leaving is told by `Hold`.
         """
-        return make(self, cast("Reserve", build(self, *args, **kwargs)))
+        return make(self, cast("Reserve | ReserveInTurn", build(self, *args, **kwargs)))
 
     return hold
 
@@ -151,7 +151,7 @@ class Client(Core):
             answer: A = stop.value
             return answer
 
-    def transact(self, work: Callable[[Do], A], *, timeout_s: Decimal | float | None = None) -> A:
+    def transact(self, work: Callable[[Transaction], A], *, timeout_s: Decimal | float | None = None) -> A:
         """Carries out several calls in one transaction: all of them take effect, or none.
 
         Arguments:

@@ -19,7 +19,19 @@ import psycopg
 from quota.calls import Call, Row
 from quota.errors import Fate, QuotaError, Unavailable, fate, from_database_error
 
-__all__ = ["Execute", "Join", "NoConnection", "Pause", "Plan", "Result", "TooLate", "Wait", "attempts", "pause_s"]
+__all__ = [
+    "Execute",
+    "Join",
+    "NoConnection",
+    "Pause",
+    "Plan",
+    "Result",
+    "TooLate",
+    "Wait",
+    "attempts",
+    "pause_s",
+    "uniform",
+]
 
 logger = logging.getLogger("quota.client")
 
@@ -29,7 +41,7 @@ _PAUSE_S = 0.05
 _PAUSE_MAX_S = 1.0
 
 # The kernel's numbers: neither a seed nor a fork makes a fleet retry in step.
-_random = random.SystemRandom()
+uniform = random.SystemRandom().uniform
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +140,7 @@ def attempts(call: Call[A], *, timeout_s: float, retries: int, deadline_s: float
 
 def pause_s(attempt: int) -> float:
     """Returns how long to wait after the attempt of that number (from 0), in seconds: full jitter."""
-    return _random.uniform(0, min(_PAUSE_MAX_S, _PAUSE_S * 2**attempt))
+    return uniform(0, min(_PAUSE_MAX_S, _PAUSE_S * 2**attempt))
 
 
 def _raise_if_final(call: Call[Any], error: psycopg.Error, what_is_known: Fate, in_doubt: bool) -> None:

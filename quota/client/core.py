@@ -24,12 +24,15 @@ from quota.calls import (
     Released,
     Reservation,
     Reserve,
+    ReserveInTurn,
     Settle,
     Settlement,
+    Turn,
 )
 from quota.client.attempts import Plan, attempts
 from quota.client.coalescing import MANY, Batches, Coalescer
 from quota.client.connections import Failures, PerProcess, pool_options
+from quota.client.retrying import in_turn
 from quota.client.waiting import Bell
 from quota.config import ConfigError, Settings, redact_url
 from quota.errors import Unavailable
@@ -166,6 +169,8 @@ class Core:
             if answer is not None:
                 return cast("A", answer)
         try:
+            if isinstance(call, ReserveInTurn):
+                return cast("A", (yield from in_turn(lambda one: self.ask(one, timeout_s), call)))
             if self._coalesce and type(call) in MANY:
                 coalescer = self._coalescers.get(self._scope())
                 ours = id_is_ours or call is not asked
@@ -173,7 +178,7 @@ class Core:
                 return (yield from coalescer.asking(call, timeout_s=seconds, id_is_ours=ours))
             return (yield from self.ask(call, timeout_s))
         except Unavailable as error:
-            if self.fail_open and isinstance(call, Reserve):
+            if self.fail_open and isinstance(call, Reserve | ReserveInTurn):
                 return cast("A", self._bypass(call, error))
             raise
 
@@ -195,7 +200,7 @@ class Core:
             return float(timeout_s)
         return self.timeout_s if call.timeout_s is None else max(float(call.timeout_s), self.timeout_s)
 
-    def _bypass(self, call: Reserve, error: Unavailable) -> Reservation:
+    def _bypass(self, call: Reserve | ReserveInTurn, error: Unavailable) -> Reservation:
         identity = UUID(str(call.id))
         with self._bypass_lock.get():
             self._bypasses += 1
@@ -203,7 +208,8 @@ class Core:
             if len(self._bypassed) > _BYPASSES_REMEMBERED:
                 self._bypassed.popitem(last=False)
         logger.warning("fail open: %s of %s passed unchecked: %s", identity, call.subject, error)
-        return Reservation(granted=True, reservation=identity, state=FAIL_OPEN)
+        kind = Turn if isinstance(call, ReserveInTurn) else Reservation
+        return kind(granted=True, reservation=identity, state=FAIL_OPEN)
 
     def _answer_for_bypassed(self, call: Call[Any]) -> object | None:
         """What the ledger never saw cannot be closed there: the answer that stands for doing nothing."""

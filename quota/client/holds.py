@@ -9,7 +9,19 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 from uuid import UUID
 
-from quota.calls import Adjust, Call, Costs, Extend, Release, Released, Reservation, Reserve, Settle, Settlement
+from quota.calls import (
+    Adjust,
+    Call,
+    Costs,
+    Extend,
+    Release,
+    Released,
+    Reservation,
+    Reserve,
+    ReserveInTurn,
+    Settle,
+    Settlement,
+)
 from quota.client.attempts import Plan
 from quota.client.verbs import awaited, blocking
 from quota.client.waiting import undisturbed
@@ -47,7 +59,7 @@ class AsyncDriver(Planner, Protocol):
 class _HoldCore:
     """The life of a hold, as plans. No I/O."""
 
-    def __init__(self, core: Planner, reserve: Reserve) -> None:
+    def __init__(self, core: Planner, reserve: Reserve | ReserveInTurn) -> None:
         self._core = core
         self._id_is_ours = reserve.id is None
         self._reserve = reserve.identified(uuid7)
@@ -159,7 +171,7 @@ class Hold(_HoldCore):
     exception of the work is never replaced: when closing fails on top of it, that is logged and noted on it.
     """
 
-    def __init__(self, client: Driver, reserve: Reserve) -> None:
+    def __init__(self, client: Driver, reserve: Reserve | ReserveInTurn) -> None:
         super().__init__(client, reserve)
         self._client = client
 
@@ -185,7 +197,7 @@ class Hold(_HoldCore):
 class AsyncHold(_HoldCore):
     """`Hold`, asynchronous, from `AsyncClient.hold`. A cancellation waits until the hold is closed (or out of time)."""
 
-    def __init__(self, client: AsyncDriver, reserve: Reserve) -> None:
+    def __init__(self, client: AsyncDriver, reserve: Reserve | ReserveInTurn) -> None:
         super().__init__(client, reserve)
         self._client = client
 

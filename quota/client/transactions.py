@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 import psycopg
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
     from sqlalchemy.orm import Session
 
-__all__ = ["Do", "run", "run_async", "transact"]
+__all__ = ["Do", "Transaction", "run", "run_async", "transact"]
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -30,6 +30,13 @@ class Do(Protocol):
 
     def __call__(self, call: Call[B], /) -> B:
         """Returns its answer."""
+
+
+class Transaction(Do, Protocol):
+    """`Do` of `Client.transact`, which can also do without a call that fails."""
+
+    def __call__(self, call: Call[B], /, *, savepoint: bool = False) -> B:
+        """Returns its answer. `savepoint`: when the call fails, the transaction can go on."""
 
 
 def run(connection: psycopg.Connection[Any] | Connection | Session, call: Call[A]) -> A:
@@ -89,7 +96,7 @@ def _raise_ours(cause: BaseException | None, error: Exception) -> NoReturn:
 
 def transact(
     borrowed: Callable[[float], AbstractContextManager[psycopg.Connection[Any]]],
-    work: Callable[[Do], A],
+    work: Callable[[Transaction], A],
     *,
     timeout_s: float,
     retries: int,
@@ -97,13 +104,21 @@ def transact(
     """The loop of `Client.transact`: `borrowed` lends a connection until a deadline (of `time.monotonic`)."""
     deadline_s = time.monotonic() + timeout_s
     attempt = 0
+
+    def do_on(connection: psycopg.Connection[Any]) -> Transaction:
+        def do(call: Call[B], /, *, savepoint: bool = False) -> B:
+            with connection.transaction() if savepoint else nullcontext():
+                return run(connection, call)
+
+        return do
+
     while True:
         attempt += 1
         committing = False
         try:
             with borrowed(deadline_s) as connection:
                 with connection.transaction():
-                    answer = work(lambda call: run(connection, call))
+                    answer = work(do_on(connection))
                     committing = True
                 # A commit whose wait for a standby was cancelled is acknowledged with nothing but a warning.
                 warnings = getattr(connection, "warnings", [])

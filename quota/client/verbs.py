@@ -30,10 +30,12 @@ from quota.calls import (
     Repaired,
     Reservation,
     Reserve,
+    ReserveInTurn,
     Settle,
     Settlement,
     Violation,
 )
+from quota.client.retrying import patience_of
 from quota.ids import uuid7
 
 __all__ = ["awaited", "blocking"]
@@ -82,6 +84,7 @@ def reserve(
     headroom: Amount = Decimal(0),
     on_expiry: str | None = None,
     details: Mapping[str, object] | None = None,
+    wait: Decimal | float | None = None,
 ) -> Call[Reservation]:
     """Holds the worst case before the call is made; all or nothing.
 
@@ -94,21 +97,25 @@ def reserve(
         headroom: share of every capacity to leave untouched, 0 to below 1.
         on_expiry: `charge` books the hold when its time has passed, whatever the limits say; None: as they say.
         details: free JSON that is kept with the reservation.
+        wait: for how many seconds to wait in turn when there is no room, behind those who wait already; 0: ask once,
+            and let them pass; None: ask once, whoever waits.
 
-    Result: the reservation; a refusal is a value too, see `raise_if_refused`.
-    Errors: the `Misuse` that the database names; `Unavailable`, unless the client is set to fail open.
+    Result: the reservation; a refusal is a value too, see `raise_if_refused`, and comes at once when no wait can help.
+    Errors: the `Misuse` that the database names; `Unavailable`, unless the client is set to fail open; `Shortage` when
+    it has waited and there was no room.
     """
-    return Reserve(
-        subject,
-        costs,
-        ttl=ttl,
-        id=id,
-        also=also,
-        headroom=headroom,
-        on_expiry=on_expiry,
-        details=details,
-        tenant=client.tenant,
-    )
+    arguments: dict[str, Any] = {
+        "ttl": ttl,
+        "id": id,
+        "also": also,
+        "headroom": headroom,
+        "on_expiry": on_expiry,
+        "details": details,
+        "tenant": client.tenant,
+    }
+    if wait is None:
+        return Reserve(subject, costs, **arguments)
+    return ReserveInTurn(subject, costs, patience=patience_of(wait), **arguments)
 
 
 def settle(

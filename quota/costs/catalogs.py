@@ -24,10 +24,11 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from quota.costs.prices import Price, PriceEntry, Rate, exact, price_of_json
+from quota.costs.prices import Price, PriceBook, PriceEntry, Rate, exact, price_of_json
+from quota.costs.tokens import TOKENS_MAX
 from quota.errors import CostError, InvalidPrice
 
-__all__ = ["Catalog", "Collector", "Remark", "complete", "read_catalog"]
+__all__ = ["Catalog", "Collector", "Remark", "catalog_of", "complete", "read_catalog"]
 
 _PROVIDERS = MappingProxyType(
     {"amazon-bedrock": "aws", "bedrock": "aws", "bedrock_converse": "aws", "vertex_ai": "google", "gemini": "google"}
@@ -83,11 +84,11 @@ class Collector:
         if entry.output_max is None and entry.variant == "":
             self.remark(entry.provider, entry.model, "no output maximum", imported=True)
         for name in dict.fromkeys((entry.model, *aliases)):
-            key = (entry.provider, name, entry.variant, entry.effective_from)
+            named = replace(entry, model=name, source=entry.source or self.source)
             if name == entry.model:
-                self.entries[key] = replace(entry, source=entry.source or self.source)
+                self.entries[_key(named)] = named
             else:
-                self.entries.setdefault(key, replace(entry, model=name, source=entry.source or self.source))
+                self.entries.setdefault(_key(named), named)
 
     def remark(self, provider: str, model: str, problem: str, *, imported: bool = False) -> None:
         """Notes a problem once."""
@@ -116,7 +117,8 @@ def read_catalog(text: str, *, providers: Iterable[str] | None = None, source: s
         providers: only theirs; None: all.
         source: what the entries say they come from.
 
-    Errors: `InvalidPrice` when it is no JSON (with the line) or has none of the known shapes.
+    Errors: `InvalidPrice` when it is no JSON (with the line) or has none of the known shapes; `PricesOverlap` when two
+    prices of quota's own format are in force at once.
     """
     try:
         parsed = json.loads(text, parse_float=Decimal, object_pairs_hook=_unique)
@@ -124,6 +126,11 @@ def read_catalog(text: str, *, providers: Iterable[str] | None = None, source: s
         raise InvalidPrice(f"the price map is no JSON: {error.msg}, line {error.lineno}") from None
     except (ValueError, RecursionError) as error:
         raise InvalidPrice(f"the price map is no JSON: {error}") from None
+    return catalog_of(parsed, providers=providers, source=source)
+
+
+def catalog_of(parsed: object, *, providers: Iterable[str] | None = None, source: str = "a price map") -> Catalog:
+    """`read_catalog` of JSON that is parsed already, fractions as decimals. Errors: `InvalidPrice`, `PricesOverlap`."""
     into = Collector(source, providers)
     if isinstance(parsed, list) and all(isinstance(one, dict) and "rates" in one for one in parsed):
         _own(parsed, into)
@@ -151,6 +158,7 @@ def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 # -- quota's own ----------------------------------------------------------------------------------------------------
 
+_VARIANT = re.compile(r"[a-z0-9_.-]{0,60}")
 _OWN = frozenset(
     {"provider", "model", "rates", "variant", "effective_from", "effective_until", "output_max", "input_max", "free",
      "source"}
@@ -178,7 +186,23 @@ def _own(parsed: list[dict[str, Any]], into: Collector) -> None:
             input_max=_count(one.get("input_max")),
             source=one.get("source"),
         )
+        _require_span(entry, number)
+        if _key(entry) in into.entries:
+            raise InvalidPrice(f'entry {number}: "{model}" of "{provider}" stands twice with one beginning')
         into.add(entry)
+    PriceBook(into.entries.values())
+
+
+def _require_span(entry: PriceEntry, number: int) -> None:
+    start, end = entry.effective_from, entry.effective_until
+    if start is not None and end is not None and end <= start:
+        raise InvalidPrice(f"entry {number}: it ends at {end}, not after it begins at {start}")
+    if not _VARIANT.fullmatch(entry.variant):
+        raise InvalidPrice(f'entry {number}: "variant" is "{entry.variant:.60}"; write a-z, 0-9, _, . and -')
+
+
+def _key(entry: PriceEntry) -> tuple[object, ...]:
+    return (entry.provider, entry.model, entry.variant, entry.effective_from)
 
 
 def _own_price(one: Mapping[str, Any]) -> Price:
@@ -204,14 +228,19 @@ def _instant(value: object, number: int) -> datetime | None:
 
 
 def _count(value: object) -> int | None:
-    if isinstance(value, str) and value.isascii() and value.isdigit():
+    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value, re.ASCII):
         value = int(value)
-    if isinstance(value, Decimal) and value == value.to_integral_value():
-        value = int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+    # Bounded before it is converted: 1e999999999 is a number, too.
+    if isinstance(value, bool) or not isinstance(value, int | Decimal) or not 0 < value <= TOKENS_MAX:
+        return None
+    return int(value) if value == int(value) else None
 
 
 # -- prices per token, as LiteLLM and OpenRouter write them ------------------------------------------------------------
+
+
+_NUMBER_MAX = 10**12
+_PLACES_MAX = 100
 
 
 def _per_million(value: object, what: str) -> Decimal:
@@ -224,10 +253,13 @@ def _per_million(value: object, what: str) -> Decimal:
 
 
 def _number(value: object, what: str) -> Decimal:
-    if isinstance(value, str) and re.fullmatch(r"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?", value):
-        return Decimal(value)
+    if isinstance(value, str) and re.fullmatch(r"-?\d{1,40}(?:\.\d{1,40})?(?:[eE][-+]?\d{1,6})?", value, re.ASCII):
+        value = Decimal(value)
     if isinstance(value, bool) or not isinstance(value, Decimal | int):
         raise InvalidPrice(f"{what} is {value!r:.40}, no number")
+    exponent = Decimal(value).as_tuple().exponent
+    if not -_NUMBER_MAX < value < _NUMBER_MAX or not isinstance(exponent, int) or exponent < -_PLACES_MAX:
+        raise InvalidPrice(f"{what} is {value!s:.40}, no price")
     return Decimal(value)
 
 
@@ -314,6 +346,12 @@ def complete(found: Mapping[str, Any]) -> Price:
         raise
 
 
+def _part(told: object, name: str) -> Mapping[str, Any]:
+    """An object within an object; what is none has nothing in it."""
+    found = told.get(name) if isinstance(told, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
 # -- models.dev -----------------------------------------------------------------------------------------------------
 
 _MODELS_DEV_PARTS = MappingProxyType(
@@ -330,8 +368,8 @@ def _models_dev(parsed: dict[str, Any], into: Collector) -> None:
         if not into.wants(provider) or not isinstance(models, dict):
             continue
         for model, about in models.items():
-            limit = about.get("limit") or {}
-            price = into.priced(provider, model.lower(), partial(_models_dev_price, about.get("cost") or {}))
+            limit, cost = _part(about, "limit"), _part(about, "cost")
+            price = into.priced(provider, model.lower(), partial(_models_dev_price, cost))
             if price is not None:
                 maximum, context = _count(limit.get("output")), _count(limit.get("context"))
                 into.add(PriceEntry(provider, model.lower(), price, output_max=maximum, input_max=context))
@@ -369,9 +407,9 @@ def _openrouter(parsed: list[Any], into: Collector) -> None:
         if not isinstance(told, dict) or not isinstance(told.get("id"), str):
             raise InvalidPrice(f'data entry {number} is no object with an "id"')
         model = told["id"].lower()
-        price = into.priced("openrouter", model, partial(_openrouter_price, told.get("pricing") or {}))
+        price = into.priced("openrouter", model, partial(_openrouter_price, _part(told, "pricing")))
         if price is not None:
-            top = told.get("top_provider") or {}
+            top = _part(told, "top_provider")
             maximum, context = _count(top.get("max_completion_tokens")), _count(told.get("context_length"))
             into.add(PriceEntry("openrouter", model, price, output_max=maximum, input_max=context))
 

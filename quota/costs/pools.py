@@ -166,21 +166,20 @@ def _pair(
 def _quotas(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields (line, quota) for every element of "Quotas"."""
     try:
-        whole = json.loads(text)
+        whole = json.loads(text, object_pairs_hook=_unique)
     except json.JSONDecodeError as error:
         raise InvalidQuotas(f"line {error.lineno}: no JSON: {error.msg}") from None
     except RecursionError:
         raise InvalidQuotas("line 1: nested too deeply") from None
+    except ValueError as error:
+        raise InvalidQuotas(f"line 1: no JSON: {error}") from None
     if not isinstance(whole, dict) or not isinstance(whole.get("Quotas"), list):
         raise InvalidQuotas(
             'line 1: no object with a list "Quotas"; pass what aws service-quotas list-service-quotas prints'
         )
     decoder = json.JSONDecoder(parse_float=Decimal, parse_int=Decimal)
-    start = re.search(r'"Quotas"\s*:\s*\[', text)
-    assert start is not None, "parsed above"
-    at = start.end()
-    for _ in whole["Quotas"]:
-        at = _skip(text, at)
+    at = _start(text, decoder)
+    while text[at := _skip(text, at)] != "]":
         line = text.count("\n", 0, at) + 1
         one, at = decoder.raw_decode(text, at)
         if not isinstance(one, dict):
@@ -188,8 +187,28 @@ def _quotas(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
         yield line, one
 
 
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f'the key "{next(name for name in names if names.count(name) > 1):.60}" stands twice')
+    return found
+
+
+def _start(text: str, decoder: json.JSONDecoder) -> int:
+    """Where the list "Quotas" of the outermost object begins. The text has been parsed: it has one."""
+    at = _skip(text, 0) + 1
+    while True:
+        name, at = decoder.raw_decode(text, _skip(text, at))
+        at = _skip(text, at)
+        if name == "Quotas":
+            return at + 1
+        _, at = decoder.raw_decode(text, at)
+
+
 def _skip(text: str, at: int) -> int:
-    found = re.compile(r"[\s,]*").match(text, at)
+    """The next place that is neither white space nor a separator."""
+    found = re.compile(r"[\s,:]*").match(text, at)
     return found.end() if found else at
 
 
@@ -197,9 +216,16 @@ def _name_and_value(one: dict[str, Any], line: int) -> tuple[str, Decimal]:
     name, value = one.get("QuotaName"), one.get("Value")
     if not isinstance(name, str) or not name:
         raise InvalidQuotas(f'line {line}: "QuotaName" is {name!r:.60}, not the text of a name')
-    if not isinstance(value, Decimal) or not 0 <= value < _VALUE_MAX:
-        raise InvalidQuotas(f'line {line}: "Value" of "{name}" is {value!s:.60}, not a number from 0 to below 10^15')
+    if not isinstance(value, Decimal) or not 0 <= value < _VALUE_MAX or _decimals(value) > 12:
+        raise InvalidQuotas(
+            f'line {line}: "Value" of "{name}" is {value!s:.60}, not a number below 10^15 with at most 12 decimals'
+        )
     return name, value.normalize() + 0
+
+
+def _decimals(value: Decimal) -> int:
+    exponent = value.as_tuple().exponent
+    return -exponent if isinstance(exponent, int) else 0
 
 
 def _place(one: dict[str, Any], line: int, account: str | None, region: str | None) -> str:

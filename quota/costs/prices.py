@@ -48,10 +48,18 @@ def exact(value: object, what: str, places: int = _RATE_PLACES) -> Decimal:
     price = Decimal(value)
     if not price.is_finite() or price < 0 or price >= _RATE_MAX:
         raise InvalidPrice(f"{what} is {value!s:.60}; a price is at least 0 and below {_RATE_MAX} dollars")
-    exponent = price.normalize().as_tuple().exponent
-    if not isinstance(exponent, int) or exponent < -places:
+    if _decimals(price) > places:
         raise InvalidPrice(f"{what} is {value!s:.60}; a price of that unit has at most {places} decimals")
     return price
+
+
+def _decimals(price: Decimal) -> int:
+    """Decimals but for zeros at the end; read from the digits, because arithmetic rounds to its context."""
+    _, digits, exponent = price.as_tuple()
+    assert isinstance(exponent, int)
+    written = "".join(map(str, digits))
+    significant = written.rstrip("0")
+    return max(0, -(exponent + len(written) - len(significant))) if significant else 0
 
 
 def _dollars(pico: int) -> Decimal:

@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import Any
 
 from quota.calls import Reservation
-from quota.errors import Misuse, NotAllowed, QuotaError, SchemaMismatch, Unavailable
+from quota.errors import CostError, Misuse, NotAllowed, QuotaError, SchemaMismatch, Unavailable
 from quota.http.values import plain
 
 __all__ = ["CONTENT_TYPE", "Problem", "of_error", "of_refusal", "refusal_status"]
@@ -80,14 +80,17 @@ class Problem(Exception):  # noqa: N818 - RFC 9457's word
 def of_error(error: QuotaError) -> Problem:
     """Returns the problem that an error of the library is.
 
-    Misuse has the status of its class. A database that is away is 503. What is the operator's to mend (a login without
-    rights, another schema) is 503 too: the request was right, and nobody learns from it how the service is set up.
+    Misuse has the status of its class, and so has a cost that cannot be told. A database that is away is 503. What is
+    the operator's to mend (a login without rights, another schema) is 503 too: the request was right, and nobody learns
+    from it how the service is set up.
     """
     if isinstance(error, Misuse):
         detail = error.message.removeprefix(f"{error.name}: ")
         if error.hint:
             detail = f"{detail.rstrip('. ')}. {error.hint}"
         return Problem(error.http_status, error.name, detail)
+    if isinstance(error, CostError):
+        return Problem(error.http_status, error.name, error.message.removeprefix(f"{error.name}: "))
     if isinstance(error, Unavailable):
         members = {"in_doubt": error.in_doubt}
         detail = "The ledger is away or too slow; repeat the request, with the same id or Idempotency-Key."

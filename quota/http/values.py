@@ -1,4 +1,4 @@
-"""How answers become JSON: amounts and ids as strings, times as RFC 3339, nothing as a binary fraction."""
+"""How values are written: as JSON (amounts and ids as strings, times as RFC 3339, no binary fraction), and in paths."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 from uuid import UUID
 
-__all__ = ["plain", "written"]
+__all__ = ["path_of", "plain", "written"]
 
 
 def plain(value: object) -> Any:
     """Returns what JSON can say: amounts and ids as strings, times as RFC 3339 in UTC, dataclasses as objects."""
+    if value is None or isinstance(value, str | int):  # most of them
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+    if isinstance(value, Sequence) and not isinstance(value, bytes):
         return [plain(item) for item in value]
     if isinstance(value, Decimal):
         return format(value, "f")
@@ -31,6 +34,15 @@ def plain(value: object) -> Any:
     return value
 
 
+# Made once: json.dumps makes an encoder anew for every text that is not written by its defaults.
+_write = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
 def written(value: object) -> str:
     """Returns the JSON text of an answer."""
-    return json.dumps(plain(value), ensure_ascii=False, separators=(",", ":"))
+    return _write(plain(value))
+
+
+def path_of(*parts: str) -> str:
+    """Returns the path that these parts make; a slash inside of one stays in it, as `%2F`."""
+    return "".join(f"/{quote(part, safe=':')}" for part in parts)

@@ -35,6 +35,11 @@ def _variant(told: Mapping[str, Any]) -> str | None:
     return None
 
 
+def _truncated(told: object) -> bool | None:
+    why = told.get("stop_reason") if isinstance(told, Mapping) else None
+    return None if why is None else why in ("max_tokens", "model_context_window_exceeded")
+
+
 class _MessageStream:
     """Events of a message: the first one has the usage of the input, later ones the output's total so far."""
 
@@ -42,6 +47,7 @@ class _MessageStream:
         self.usage: object = None
         self.whole = False
         self.variant: str | None = None
+        self.truncated: bool | None = None
 
     def see(self, event: Any) -> bool:
         kind = event.get("type") if isinstance(event, Mapping) else None
@@ -51,6 +57,7 @@ class _MessageStream:
                 self.usage, self.variant = message.get("usage"), _variant(message)
         elif kind == "message_delta":
             self._more(event.get("usage"))
+            self.truncated = _truncated(event.get("delta"))
         elif kind == "message_stop":
             self.whole = True
         return True
@@ -64,8 +71,9 @@ class _MessageStream:
 def dialect(provider: str = "anthropic") -> Dialect:
     """Returns how the messages API is spoken to. Arguments: `provider`, as the price book names it."""
     route = Route(
-        "/messages", anthropic_messages, lambda told: told.get("usage"), anthropic_usage, _variant, _MessageStream
-    )
+        "/messages", anthropic_messages, lambda told: told.get("usage"), anthropic_usage, _variant, _truncated,
+        _MessageStream,
+    )  # fmt: skip
     return Dialect(provider, (route,), harmless=("/messages/count_tokens",))
 
 

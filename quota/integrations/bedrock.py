@@ -65,6 +65,10 @@ def _variant(answer: Mapping[str, Any]) -> str | None:
     return None if name is None else "" if name in ("default", "reserved") else str(name)
 
 
+def _truncated(why: object) -> bool | None:
+    return None if why is None else why in ("max_tokens", "model_context_window_exceeded", "length")
+
+
 class _Events:
     """The stream of `converse_stream`: events pass, the one with the usage is remembered, the end settles."""
 
@@ -73,12 +77,15 @@ class _Events:
         self._usage: object = None
         self._whole = False
         self._variant: str | None = None
+        self._truncated: bool | None = None
         self._open = True
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         error: BaseException | None = None
         try:
             for event in self._stream:
+                if isinstance(event.get("messageStop"), Mapping):
+                    self._truncated = _truncated(event["messageStop"].get("stopReason"))
                 metadata = event.get("metadata")
                 if isinstance(metadata, Mapping):
                     self._usage, self._variant, self._whole = metadata.get("usage"), _variant(metadata), True
@@ -95,7 +102,9 @@ class _Events:
             return
         self._open = False
         if self._whole:
-            closing = self._attempt.answered(bedrock_usage, self._usage, variant=self._variant)
+            closing = self._attempt.answered(
+                bedrock_usage, self._usage, variant=self._variant, truncated=self._truncated
+            )
         else:
             outcome = "unknown" if isinstance(error, Exception) else "cancelled"
             closing = self._attempt.cut(bedrock_usage, self._usage, self._guard.on_cut, outcome)
@@ -115,20 +124,22 @@ class BedrockRuntime:
 
     def converse(self, **request: Any) -> dict[str, Any]:
         """As the client's own. Errors, before anything is sent: `Refused`, `UnpricedModel`, `CostError`s."""
-        attempt, hold = self._held(bedrock_converse, request)
+        attempt, hold = self._held(bedrock_converse, request, "converse")
         answer = self._sent(self._client.converse, request, attempt, hold)
-        self._guard.close(hold, attempt.answered(bedrock_usage, answer.get("usage"), variant=_variant(answer)))
+        ended = _truncated(answer.get("stopReason"))
+        closing = attempt.answered(bedrock_usage, answer.get("usage"), variant=_variant(answer), truncated=ended)
+        self._guard.close(hold, closing)
         return answer
 
     def converse_stream(self, **request: Any) -> dict[str, Any]:
         """As the client's own; the hold is settled when the stream ends or is closed. Errors: as in `converse`."""
-        attempt, hold = self._held(bedrock_converse, request)
+        attempt, hold = self._held(bedrock_converse, request, "converse_stream")
         answer = self._sent(self._client.converse_stream, request, attempt, hold)
         return {**answer, "stream": _Events(answer["stream"], self._guard, attempt, hold)}
 
     def invoke_model(self, **request: Any) -> dict[str, Any]:
         """As the client's own; the body is read at once. Errors: as in `converse`."""
-        attempt, hold = self._held(bedrock_invoke, request)
+        attempt, hold = self._held(bedrock_invoke, request, "invoke_model")
 
         def call(**arguments: Any) -> dict[str, Any]:
             answer: dict[str, Any] = self._client.invoke_model(**arguments)
@@ -136,12 +147,13 @@ class BedrockRuntime:
             return {**answer, "body": StreamingBody(io.BytesIO(content), len(content)), "_content": content}
 
         answer = self._sent(call, request, attempt, hold)
-        told = _invoked(answer.pop("_content"), answer)
-        self._guard.close(hold, attempt.answered(_invoke_usage, told))
+        body = _json_of(answer.pop("_content"))
+        ended = _truncated(body.get("stop_reason"))
+        self._guard.close(hold, attempt.answered(_invoke_usage, _invoked(body, answer), truncated=ended))
         return answer
 
-    def _held(self, read: Callable[..., Demand], request: Mapping[str, Any]) -> tuple[Attempt, Hold]:
-        return self._guard.hold(self._provider, read, request)
+    def _held(self, read: Callable[..., Demand], request: Mapping[str, Any], operation: str) -> tuple[Attempt, Hold]:
+        return self._guard.hold(self._provider, read, request, operation)
 
     def _sent(
         self, call: Callable[..., dict[str, Any]], request: Mapping[str, Any], attempt: Attempt, hold: Hold
@@ -161,13 +173,17 @@ class BedrockRuntime:
         raise UnboundedInput(f"{name} is not guarded, so nothing bounds what it costs; call it on a client of its own")
 
 
-def _invoked(content: bytes, answer: Mapping[str, Any]) -> object:
-    """The usage of `invoke_model`: in the body as Anthropic's models write it, else in the headers of Bedrock."""
+def _json_of(content: bytes) -> dict[str, Any]:
     try:
         body = json.loads(content)
     except ValueError:
         body = None
-    if isinstance(body, dict) and isinstance(body.get("usage"), dict) and "input_tokens" in body["usage"]:
+    return body if isinstance(body, dict) else {}
+
+
+def _invoked(body: Mapping[str, Any], answer: Mapping[str, Any]) -> object:
+    """The usage of `invoke_model`: in the body as Anthropic's models write it, else in the headers of Bedrock."""
+    if isinstance(body.get("usage"), dict) and "input_tokens" in body["usage"]:
         return body["usage"]
     headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
     if _IN in headers and _OUT in headers:

@@ -19,17 +19,19 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Literal
 
-from quota.calls import Amount, PricesOf
+from quota.calls import Amount, EnsureSubject, PricesOf
 from quota.client import AsyncClient, AsyncHold, Client, Hold
 from quota.costs.estimate import Demand, Tokenizer, clamped
-from quota.costs.prices import PriceBook, PriceEntry
-from quota.costs.tokens import HoldFormula, QuotaTokens, Usage, quota_tokens_of
-from quota.errors import InvalidArgument, MalformedUsage, QuotaError, UnpricedModel
+from quota.costs.prices import PriceBook
+from quota.costs.tokens import quota_tokens_of
+from quota.errors import InvalidArgument, QuotaError, Refused
+from quota.integrations.attempt import Attempt, Closing, Pool
+from quota.integrations.refusals import METER, Refusals
 from quota.runs import AsyncRun, Run
 
 __all__ = ["AsyncGuard", "Attempt", "Closing", "Guard", "Pool", "spending"]
@@ -37,145 +39,43 @@ __all__ = ["AsyncGuard", "Attempt", "Closing", "Guard", "Pool", "spending"]
 logger = logging.getLogger("quota.integrations")
 
 _REFRESH_S = 60.0
-# The provider turned the call away before it did any work.
-_TURNED_AWAY = frozenset({503, 529})
 
-_spender: ContextVar[tuple[str | None, int | None]] = ContextVar("quota_spender", default=(None, None))
+
+@dataclass(frozen=True, slots=True)
+class _Spending:
+    """What a block says of the calls in it."""
+
+    subject: str | None = None
+    max_tokens: int | None = None
+    route: str | None = None
+    attempt: int = 1
+
+
+_spending: ContextVar[_Spending] = ContextVar("quota_spending", default=_Spending())  # noqa: B039 - it is frozen
 
 
 @contextmanager
-def spending(who: str | Run | AsyncRun) -> Iterator[None]:
+def spending(
+    who: str | Run | AsyncRun | None = None, *, route: str | None = None, attempt: int | None = None
+) -> Iterator[None]:
     """Within the block, and whatever it calls or awaits, guarded calls are charged to this subject.
 
-    Arguments: `who`, `kind:id` of the user or key on whose behalf the calls are made, or a run: its `max_tokens` holds.
+    Arguments:
+        who: `kind:id` of the user or key on whose behalf the calls are made, or a run: its `max_tokens` holds; None: as
+            around the block.
+        route: what the calls are made for, as reports name it; None: as around the block.
+        attempt: which attempt of one call it is, from 1: later ones are retries to the reports; None: as around it.
     """
-    told = (who, None) if isinstance(who, str) else (who.subject, who.max_tokens)
-    before = _spender.set(told)
+    told = _spending.get()
+    if isinstance(who, str):
+        told = replace(told, subject=who, max_tokens=None)
+    elif who is not None:
+        told = replace(told, subject=who.subject, max_tokens=who.max_tokens)
+    before = _spending.set(replace(told, route=route or told.route, attempt=attempt or told.attempt))
     try:
         yield
     finally:
-        _spender.reset(before)
-
-
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """The provider's quota that calls draw on, beside the spender's money.
-
-    Fields:
-        subject: `pool:ACCOUNT/REGION/MODEL/ENDPOINT`, as `quota pool import` names it.
-        endpoint: whose multipliers count, such as `bedrock-runtime`.
-        formula: `worst`: the quota itself holds; `provider`: what the provider would admit.
-        tokens: the model's formula; None: by the table `quota.costs.tokens.BURNDOWNS`.
-    """
-
-    subject: str
-    endpoint: str = "bedrock-runtime"
-    formula: HoldFormula = "worst"
-    tokens: QuotaTokens | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Closing:
-    """How a hold ends: `costs` None settles it as a whole; `released` returns it."""
-
-    costs: Mapping[str, Amount] | None = None
-    outcome: str = "ok"
-    details: Mapping[str, object] = field(default_factory=dict)
-    released: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One attempt of one call: what it holds, and what it settles at.
-
-    Fields:
-        subject: who spends.
-        also: the pool, and what else is charged.
-        costs: the worst case, by unit.
-        details: what the reservation keeps: the model, the price's version, the ceiling.
-        entry: the price that it was held at.
-        quota: the formula of the pool, None without one.
-        formula: what of it is held.
-        demand: what the request may use.
-    """
-
-    subject: str
-    also: tuple[str, ...]
-    costs: Mapping[str, Amount]
-    details: Mapping[str, object]
-    entry: PriceEntry
-    quota: QuotaTokens | None
-    formula: HoldFormula
-    demand: Demand
-    book: PriceBook
-    at: datetime
-
-    def answered(self, read: Callable[[object], Usage], usage: object, *, variant: str | None = None) -> Closing:
-        """Returns how the hold ends after an answer.
-
-        Arguments:
-            read: reads the provider's usage.
-            usage: what the provider reported; None: nothing.
-            variant: how the provider served the request, where it says so and it decides about the price.
-        """
-        if usage is None:
-            return self.flagged("usage_missing")
-        try:
-            used = read(usage)
-            return Closing(self._costs(used, self._served(variant)), details=_reported(used))
-        except MalformedUsage as error:
-            return self.flagged("usage_malformed", error.message)
-        except UnpricedModel as error:
-            return self.flagged("served_unpriced", error.message)
-
-    def _served(self, variant: str | None) -> PriceEntry:
-        if variant is None or variant == self.demand.variant:
-            return self.entry
-        return self.book.find(self.entry.provider, self.demand.model, self.at, variant)
-
-    def _costs(self, used: Usage, entry: PriceEntry) -> dict[str, Amount]:
-        costs: dict[str, Amount] = {"usd": entry.price.cost(used)}
-        if "tokens" in self.costs:
-            costs["tokens"] = used.billed_tokens
-        if self.quota is not None:
-            costs |= self.quota.settled(used)
-        return costs
-
-    def lowered(self, read: Callable[[object], Usage], so_far: object) -> dict[str, Amount] | None:
-        """Returns what a stream still needs to hold once its input is known: that input, and the ceiling on output.
-
-        None when the provider has not said enough, or when it would not be less.
-        """
-        try:
-            used = read(so_far)
-            costs = self._costs(replace(used, output=self.demand.ceiling.total), self.entry)
-        except QuotaError:
-            return None
-        if self.formula == "provider" and self.quota is not None:
-            costs |= self.quota.held(used.total_input - used.cached_input, self.demand.ceiling.total, "provider")
-        return costs if all(Decimal(costs[unit]) <= Decimal(held) for unit, held in self.costs.items()) else None
-
-    def flagged(self, flag: str, why: str = "", outcome: str = "ok") -> Closing:
-        """Returns the end at the hold, with the reason in the details."""
-        logger.warning("a call to %s is settled at its hold: %s %s", self.demand.model, flag, why)
-        return Closing(None, outcome, {"flag": flag, **({"why": why} if why else {})})
-
-    def turned_away(self, status: int) -> Closing:
-        """Returns the end after an HTTP error of the provider."""
-        if status < 500 or status in _TURNED_AWAY:
-            return Closing(dict.fromkeys(self.costs, 0), "error", {"status": status})
-        return Closing(None, "error", {"status": status, "flag": "provider_failed"})
-
-    def cut(self, read: Callable[[object], Usage], so_far: object, policy: str, outcome: str) -> Closing:
-        """Returns the end of a stream that was cut."""
-        if policy == "usage" and so_far is not None:
-            return replace(self.answered(read, so_far), outcome=outcome)
-        return Closing(None, outcome, {"flag": "stream_cut"})
-
-
-def _reported(used: Usage) -> dict[str, object]:
-    parts = ("input", "cached_input", "cache_write_5m", "cache_write_1h", "output", "input_audio", "output_audio")
-    return {"usage": {part: count for part in parts if (count := getattr(used, part))}}
+        _spending.reset(before)
 
 
 class _Core:
@@ -193,11 +93,13 @@ class _Core:
         on_cut: Literal["hold", "usage"] = "hold",
         ttl: timedelta = timedelta(minutes=30),
         headroom: Amount = Decimal(0),
+        wait: Decimal | float | None = None,
         input_tokens: int | None = None,
         max_tokens: int | None = None,
         tokenizer: Tokenizer | None = None,
         details: Mapping[str, object] | None = None,
     ) -> None:
+        self.refusals = Refusals()
         if on_cut not in ("hold", "usage"):
             raise InvalidArgument(f'invalid_argument: on_cut is "{on_cut}"', "pass hold or usage")
         self.ledger = ledger
@@ -205,6 +107,7 @@ class _Core:
         self.on_cut = on_cut
         self.ttl = ttl
         self.headroom = headroom
+        self.wait = wait
         self._given = prices
         self._book: PriceBook | None = None
         self._book_until = 0.0
@@ -228,7 +131,12 @@ class _Core:
         return book
 
     def attempt(
-        self, book: PriceBook, provider: str, read: Callable[..., Demand], request: Mapping[str, Any]
+        self,
+        book: PriceBook,
+        provider: str,
+        read: Callable[..., Demand],
+        request: Mapping[str, Any],
+        operation: str = "",
     ) -> Attempt:
         """Plans one attempt. Nothing is held and nothing is sent yet.
 
@@ -237,11 +145,12 @@ class _Core:
             provider: who bills.
             read: reads the request, one of `quota.costs.requests`.
             request: its arguments.
+            operation: what is called; the route, where neither `spending` nor the guard's details name one.
 
         Errors: `UnpricedModel`, and the other `CostError`s of a request whose worst case cannot be told.
         """
-        spender, most = _spender.get()
-        subject = spender or self.subject
+        told = _spending.get()
+        subject = told.subject or self.subject
         if subject is None:
             raise InvalidArgument("invalid_argument: nobody pays for this call", "name a subject, or use spending(…)")
         at = datetime.now(UTC)
@@ -252,7 +161,7 @@ class _Core:
             input_max=entry.input_max,
             output_max=entry.output_max,
             own_bound=self._input_tokens,
-            tokens_max=min(filter(None, (self._max_tokens, most)), default=None),
+            tokens_max=min(filter(None, (self._max_tokens, told.max_tokens)), default=None),
         )
         sent, back = demand.input_tokens, demand.ceiling.total
         costs: dict[str, Amount] = {"usd": entry.price.worst(sent, back, sound=demand.sound)}
@@ -271,10 +180,14 @@ class _Core:
             also=(*self._also, *((pool.subject,) if pool else ())),
             costs=costs,
             details={
+                "route": operation,
                 **self._details,
+                **({"route": told.route} if told.route else {}),
+                **({"attempt": told.attempt} if told.attempt > 1 else {}),
                 "provider": provider,
                 "model": demand.model,
                 "ceiling": demand.ceiling.total,
+                **({"answers": demand.ceiling.answers} if demand.ceiling.answers > 1 else {}),
                 "input_bound": sent,
                 **price,
             },
@@ -292,6 +205,7 @@ class _Core:
             "ttl": self.ttl,
             "also": attempt.also,
             "headroom": self.headroom,
+            "wait": self.wait,
             "on_expiry": "charge",
             "details": attempt.details,
         }
@@ -309,11 +223,12 @@ _ARGUMENTS = """
         on_cut: what a stream that was cut settles at: `hold`, or the `usage` that was reported so far.
         ttl: how long a hold lives; longer than any call.
         headroom: share of every capacity to leave to others: batch work passes 0.2.
+        wait: for how many seconds a call waits in turn for room, as in `Client.reserve`; None: it is refused at once.
         input_tokens: the most input tokens of any call, as you state it; it goes before the bound read from the
             request, and makes requests possible whose parts have none.
         max_tokens: the most output tokens that a call may ask for.
         tokenizer: counts the tokens of a text as the model does; None: a token per byte.
-        details: what every reservation keeps besides.
+        details: what every reservation keeps besides; its `route` is what reports name the calls by.
     """
 
 
@@ -326,15 +241,37 @@ class Guard(_Core):
         """Returns the prices. Errors: `Unavailable`: without prices no call is made."""
         return self.known_book() or self.keep(self.ledger.call(PricesOf(self.ledger.tenant)))
 
-    def hold(self, provider: str, read: Callable[..., Demand], request: Mapping[str, Any]) -> tuple[Attempt, Hold]:
-        """Holds the worst case of a request.
+    def hold(
+        self, provider: str, read: Callable[..., Demand], request: Mapping[str, Any], operation: str = ""
+    ) -> tuple[Attempt, Hold]:
+        """Holds the worst case of a request. Arguments as in `attempt`.
 
         Errors: `Refused`, `CostError`, `Misuse`, `Unavailable`; nothing is sent.
         """
-        attempt = self.attempt(self.book(), provider, read, request)
+        attempt = self.attempt(self.book(), provider, read, request, operation)
+        self.tell_refusals(now=False)  # not once the hold is there: whatever is raised would leave it open
         hold = self.ledger.hold(attempt.subject, attempt.costs, **self.reserving(attempt))
-        hold.__enter__()
+        try:
+            hold.__enter__()
+        except Refused as error:
+            self.refusals.count(attempt.details, error.refusal)
+            self.tell_refusals(now=False)
+            raise
         return attempt, hold
+
+    def tell_refusals(self, *, now: bool = True) -> None:
+        """Tells the ledger of the refusals that were counted, for the reports; without being asked, every ten seconds.
+
+        Arguments: `now`, False: only when it is time to. A ledger that is away is told later.
+        """
+        told = self.refusals.due(now=now)
+        if not told:
+            return
+        try:
+            self.ledger.call(EnsureSubject(METER, tenant=self.ledger.tenant))
+            self.ledger.record(METER, {"requests": 0}, details=told)
+        except QuotaError as error:
+            self.refusals.put_back(told, error)
 
     def lower(self, hold: Hold, costs: Mapping[str, Amount]) -> None:
         """Returns what a call under way cannot take any more. It may fail: nothing is lost, the settle returns it."""
@@ -364,13 +301,30 @@ class AsyncGuard(_Core):
         return self.known_book() or self.keep(await self.ledger.call(PricesOf(self.ledger.tenant)))
 
     async def hold(
-        self, provider: str, read: Callable[..., Demand], request: Mapping[str, Any]
+        self, provider: str, read: Callable[..., Demand], request: Mapping[str, Any], operation: str = ""
     ) -> tuple[Attempt, AsyncHold]:
         """As `Guard.hold`."""
-        attempt = self.attempt(await self.book(), provider, read, request)
+        attempt = self.attempt(await self.book(), provider, read, request, operation)
+        await self.tell_refusals(now=False)
         hold = self.ledger.hold(attempt.subject, attempt.costs, **self.reserving(attempt))
-        await hold.__aenter__()
+        try:
+            await hold.__aenter__()
+        except Refused as error:
+            self.refusals.count(attempt.details, error.refusal)
+            await self.tell_refusals(now=False)
+            raise
         return attempt, hold
+
+    async def tell_refusals(self, *, now: bool = True) -> None:
+        """As `Guard.tell_refusals`."""
+        told = self.refusals.due(now=now)
+        if not told:
+            return
+        try:
+            await self.ledger.call(EnsureSubject(METER, tenant=self.ledger.tenant))
+            await self.ledger.record(METER, {"requests": 0}, details=told)
+        except QuotaError as error:
+            self.refusals.put_back(told, error)
 
     async def lower(self, hold: AsyncHold, costs: Mapping[str, Amount]) -> None:
         """As `Guard.lower`."""

@@ -32,6 +32,22 @@ def _tier(told: Mapping[str, Any]) -> str | None:
     return _TIERS.get(str(told.get("service_tier")))
 
 
+def _choices_truncated(told: Mapping[str, Any]) -> bool | None:
+    """True when any of the answers ended at its ceiling; None while none has ended."""
+    choices = told.get("choices")
+    if not isinstance(choices, list):
+        return None
+    ends = [one.get("finish_reason") for one in choices if isinstance(one, Mapping)]
+    return "length" in ends if any(ends) else None
+
+
+def _response_truncated(told: Mapping[str, Any]) -> bool | None:
+    why = told.get("incomplete_details")
+    if told.get("status") == "incomplete":
+        return isinstance(why, Mapping) and why.get("reason") == "max_output_tokens"
+    return False if told.get("status") == "completed" else None
+
+
 class _ChatStream:
     """Chunks of a chat completion; the last one has the usage, if it was asked for."""
 
@@ -41,11 +57,14 @@ class _ChatStream:
         self.usage: object = None
         self.whole = False
         self.variant: str | None = None
+        self.truncated: bool | None = None
 
     def see(self, event: Any) -> bool:
         if not isinstance(event, Mapping):
             return True
         self.variant = _tier(event) or self.variant
+        ended = _choices_truncated(event)
+        self.truncated = self.truncated if ended is None else ended or bool(self.truncated)
         if event.get("usage") is None:
             return True
         self.usage = event["usage"]
@@ -65,6 +84,7 @@ class _ResponseStream:
         self.usage: object = None
         self.whole = False
         self.variant: str | None = None
+        self.truncated: bool | None = None
 
     def see(self, event: Any) -> bool:
         if isinstance(event, Mapping) and event.get("type") in (
@@ -75,6 +95,7 @@ class _ResponseStream:
             response = event.get("response")
             if isinstance(response, Mapping):
                 self.usage, self.variant = response.get("usage"), _tier(response)
+                self.truncated = _response_truncated(response)
             self.whole = True
         return True
 
@@ -85,10 +106,13 @@ def dialect(provider: str = "openai") -> Dialect:
         provider,
         (
             Route(
-                "/chat/completions", openai_chat, lambda told: told.get("usage"), openai_usage, _tier, _ChatStream,
-                _ask_for_usage,
+                "/chat/completions", openai_chat, lambda told: told.get("usage"), openai_usage, _tier,
+                _choices_truncated, _ChatStream, _ask_for_usage,
             ),
-            Route("/responses", openai_responses, lambda told: told.get("usage"), openai_usage, _tier, _ResponseStream),
+            Route(
+                "/responses", openai_responses, lambda told: told.get("usage"), openai_usage, _tier,
+                _response_truncated, _ResponseStream,
+            ),
         ),
         harmless=("/cancel", "/input_tokens", "/moderations"),
     )  # fmt: skip

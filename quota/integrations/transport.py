@@ -42,6 +42,7 @@ class StreamReader(Protocol):
     usage: object
     whole: bool
     variant: str | None
+    truncated: bool | None
 
     def see(self, event: Any) -> bool:
         """Takes an event; False: the caller did not ask for it."""
@@ -57,6 +58,7 @@ class Route:
         usage: finds the usage in an answer.
         counted: reads that usage.
         variant: finds how the answer was served, None when it does not say.
+        truncated: finds whether the answer ended at its ceiling, None when it does not say.
         stream: makes a reader of a stream's events; takes the request's body.
         prepare: changes the request's body before it is sent, so that a stream reports its usage; None: no need.
     """
@@ -66,8 +68,14 @@ class Route:
     usage: Callable[[Mapping[str, Any]], object]
     counted: Callable[[object], Usage]
     variant: Callable[[Mapping[str, Any]], str | None]
+    truncated: Callable[[Mapping[str, Any]], bool | None]
     stream: Callable[[Mapping[str, Any]], StreamReader]
     prepare: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+
+    @property
+    def operation(self) -> str:
+        """What the call is, such as `chat.completions`."""
+        return self.path.strip("/").replace("/", ".")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +150,9 @@ def _answer(attempt: Attempt, route: Route, response: httpx2.Response, content: 
         told = None
     if not isinstance(told, dict):
         return attempt.flagged("usage_missing", "the answer is no JSON object")
-    return attempt.answered(route.counted, route.usage(told), variant=route.variant(told))
+    return attempt.answered(
+        route.counted, route.usage(told), variant=route.variant(told), truncated=route.truncated(told)
+    )
 
 
 def _failed(error: BaseException) -> Closing:
@@ -179,7 +189,9 @@ class _Passing:
 
     def closing(self, error: BaseException | None) -> Closing:
         if self.reader.whole and self.reader.usage is not None:
-            return self.attempt.answered(self.route.counted, self.reader.usage, variant=self.reader.variant)
+            return self.attempt.answered(
+                self.route.counted, self.reader.usage, variant=self.reader.variant, truncated=self.reader.truncated
+            )
         if error is None and self.reader.whole:
             return self.attempt.flagged("usage_missing")
         outcome = "timeout" if isinstance(error, httpx2.TimeoutException) else "cancelled"
@@ -239,7 +251,7 @@ class Transport(httpx2.BaseTransport):
             response = self._inner.send(_copied(request, content), stream=True)
             return _passed_on(response, _Plain(response))
         body = _body_of(content)
-        attempt, hold = self._guard.hold(self._dialect.provider, route.read, body)
+        attempt, hold = self._guard.hold(self._dialect.provider, route.read, body, route.operation)
         return self._sent(_prepared(_copied(request, content), route, body), route, body, attempt, hold)
 
     def _sent(
@@ -347,7 +359,7 @@ class AsyncTransport(httpx2.AsyncBaseTransport):
             response = await self._inner.send(_copied(request, content), stream=True)
             return _passed_on(response, _AsyncPlain(response))
         body = _body_of(content)
-        attempt, hold = await self._guard.hold(self._dialect.provider, route.read, body)
+        attempt, hold = await self._guard.hold(self._dialect.provider, route.read, body, route.operation)
         return await self._sent(_prepared(_copied(request, content), route, body), route, body, attempt, hold)
 
     async def _sent(

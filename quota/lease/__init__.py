@@ -12,8 +12,10 @@ there before. See docs/leases.md.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Collection, Mapping
 from datetime import timedelta
 from decimal import Decimal
@@ -39,6 +41,20 @@ A = TypeVar("A")
 C = TypeVar("C", bound=Core)
 
 _TTL = timedelta(seconds=TTL_S)
+
+_at_work: weakref.WeakSet[LeasedBudget] = weakref.WeakSet()
+"""The budgets of this process that somebody looks after: an interpreter that ends in order closes them."""
+
+
+@atexit.register
+def _close_all() -> None:
+    for budget in list(_at_work):
+        if budget.client.closed:
+            continue
+        try:
+            budget.close()
+        except Exception:
+            logger.exception("a lease of %s could not be closed: it is booked in full", budget.subject)
 
 
 def reserve(
@@ -99,6 +115,16 @@ class Budget(Planner, Generic[C]):
         super().__init__(client, terms, boot_clock() if clock is None else clock)
         self._client = client
 
+    @property
+    def client(self) -> C:
+        """The client that talks to the ledger."""
+        return self._client
+
+    @property
+    def subject(self) -> str:
+        """Who spends."""
+        return self._terms.subject
+
     def start_anew(self) -> None:
         super().start_anew()
         # A new one in a child: a thread that it lacks may have been at the old one.
@@ -143,7 +169,8 @@ class LeasedBudget(Budget[Client]):
         clock: seconds that never step back, for tests.
 
     Errors: `ConfigError` and those of a cost map for arguments that cannot mean anything. The first call takes the
-    lease, nothing before. Close it, or use it as a context: a lease whose process just ends is booked in full.
+    lease, nothing before. Close it, or use it as a context: an interpreter that ends in order closes what was left
+    open, but the lease of a process that is killed is booked in full.
     """
 
     def call(self, call: Call[A], *, timeout_s: Decimal | float | None = None) -> A:
@@ -210,6 +237,7 @@ class LeasedBudget(Budget[Client]):
         escrow = self.escrow
 
         def start() -> threading.Thread:
+            _at_work.add(self)
             keeper = threading.Thread(target=self._keep, args=(escrow,), name="quota-lease", daemon=True)
             keeper.start()
             return keeper
@@ -238,7 +266,7 @@ class LeasedBudget(Budget[Client]):
 class AsyncLeasedBudget(Budget[AsyncClient]):
     """`LeasedBudget` for asyncio: the same arguments but for an `AsyncClient`, the same verbs, each to be awaited.
 
-    A task of the loop that took the lease looks after it.
+    A task of the loop that took the lease looks after it. When the loop has ended nobody closes it.
     """
 
     async def call(self, call: Call[A], *, timeout_s: Decimal | float | None = None) -> A:

@@ -33,6 +33,7 @@ GRANT EXECUTE ON FUNCTION
     quota.extend(uuid, interval, text),
     quota.record(text, jsonb, uuid, text[], jsonb, text),
     quota.ensure_subject(text, text, text),
+    quota.reserve_in_turn(text, jsonb, uuid, interval, interval, text[], numeric, text, jsonb, text),
     quota.reserve_many(text[], jsonb[], uuid[], interval[], jsonb[], numeric[], text[], jsonb[], boolean, text),
     quota.settle_many(uuid[], jsonb[], boolean[], text[], jsonb[], boolean, text),
     quota.release_many(uuid[], jsonb[], boolean, text)
@@ -52,19 +53,24 @@ TO quota_worker, quota_reader, quota_admin, quota_api;
 
 GRANT SELECT ON ALL TABLES IN SCHEMA quota TO quota_reader, quota_admin, quota_api;
 GRANT EXECUTE ON FUNCTION quota."check"(text) TO quota_reader, quota_admin, quota_api;
+GRANT EXECUTE ON FUNCTION
+    quota.report_models(timestamptz, timestamptz, text),
+    quota.report_pools(timestamptz, timestamptz, text),
+    quota.report_calibration(timestamptz, timestamptz, text)
+TO quota_reader, quota_admin, quota_api;
 
 GRANT EXECUTE ON FUNCTION quota.reap(integer, text) TO quota_reaper, quota_admin;
 
 GRANT EXECUTE ON FUNCTION
-    quota.create_tenant(text),
-    quota.configure_tenant(text, interval, numeric, interval),
-    quota.create_unit(text, boolean),
     quota.retain(integer, text),
     quota.bind_login(name, text)
 TO quota_admin;
 
--- What the HTTP API does for its operators. Tenants, units, retention and database logins stay with quota_admin.
+-- What the HTTP API does for its operators. Retention and database logins stay with quota_admin.
 GRANT EXECUTE ON FUNCTION
+    quota.create_tenant(text),
+    quota.configure_tenant(text, interval, numeric, interval),
+    quota.create_unit(text, boolean),
     quota.create_subject(text, text, text, text),
     quota.move_subject(text, text, text),
     quota.retire_subject(text, text),

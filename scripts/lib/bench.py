@@ -24,6 +24,7 @@ from typing import Any
 import bench_cpu
 import bench_curve
 import bench_gateway
+import bench_http
 import bench_lease
 import bench_plot
 import bench_rates
@@ -87,7 +88,7 @@ def p6(bench: Bench) -> dict[str, Any]:
 
 
 RUN: dict[str, Callable[[Bench], dict[str, Any]]] = {
-    **bench_cpu.RUN, **bench_rates.RUN, **bench_gateway.RUN, "P5": callers.p5, "P6": p6,
+    **bench_cpu.RUN, **bench_rates.RUN, **bench_gateway.RUN, "P5": callers.p5, "P6": p6, "P13": bench_http.p13,
 }  # fmt: skip
 
 

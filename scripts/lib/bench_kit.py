@@ -37,11 +37,12 @@ PARTS = {
     "P10": ("reaper, 100,000 holds due at once beside reserves: closed per second, against F1's updates", 4.0),
     "P11": ("the last page of 100 of a million keys, as GET /v1/keys reads it, against the first page", 2.0),
     "P12": ("refusal beside 100,000 overdue holds of others, against P7's", 2.0),
+    "P13": ("GET /v1/keys/{id}, requests per second, against a bare Flask endpoint on the same gunicorn", 0.5),
     "G1": ("the gateway, one key: requests per second, against a plain proxy on the same server and client", 0.6),
     "G2": ("metering middleware, one key, at half the bare API's peak: what p50 it adds, against 1.5 ms", 1.0),
 }
 # Of these more is better: calls per second. Of the others less is: CPU per call.
-RATES = {"P4", "P5", "P6", "P9", "P10", "G1"}
+RATES = {"P4", "P5", "P6", "P9", "P10", "P13", "G1"}
 SETTINGS = {"shared_buffers": "256MB", "max_wal_size": "4GB"}
 SHOWN = (
     "server_version", "fsync", "synchronous_commit", "full_page_writes", "wal_sync_method", "shared_buffers",

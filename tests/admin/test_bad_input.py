@@ -165,6 +165,19 @@ def test_paths(ready: Api, path: str, status: int) -> None:
     assert answer.problem
 
 
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("keys/web", 200), ("oauth-connections/%00", 400), ("oauth-connections/a%1fb", 400),
+        ("oauth-connections/%ff", 400),
+    ],
+)  # fmt: skip
+def test_paths_in_absolute_form(ready: Api, path: str, status: int) -> None:
+    """As proxies are asked; the path has the same rules."""
+    answer = ready.request("GET", path, path_prefix=f"http://127.0.0.1:{ready.server.port}/v1/")
+    assert answer.status == status, answer.body
+
+
 QUERIES = [
     ("limit=0", 422), ("limit=1001", 422), ("limit=-1", 422), ("limit=1.0", 422), ("limit=9223372036854775808", 422),
     ("limit=" + "9" * 3500, 422), ("limit=%EF%BC%91", 422), ("limit=1&limit=2", 422), ("limit", 422),
@@ -220,6 +233,27 @@ def test_names_that_are_none(ready: Api) -> None:
     for identity in ("", "A", "a_b", "-a", "a" * 64, "\u00e9", "a/b"):
         assert ready.request("POST", "/keys", {"name": "x", "id": identity}).status == 422, identity
     assert ready.request("POST", "/keys", {"name": "\u0417\u0434\u0440\u0430\u0432\u043e \U0001f511"}).status == 201
+
+
+def test_lists_are_walked_past_every_name(ready: Api) -> None:
+    """Names may hold spaces of every kind, and characters that no font has."""
+    names = [f"user:{one}" for one in ("a\u00a0b", "a\u3000b", "a\u2028b", "a\ue000b", "a'\"\\b", "\U0001f511")]
+    for name in names:
+        ready.do("POST", "/subjects", {"name": name})
+    seen, after = [], ""
+    while True:
+        page = ready.get(f"/subjects?kind=user&limit=1{after}")
+        seen += [one["name"] for one in page["items"]]
+        if page["next"] is None:
+            break
+        after = f"&after={page['next']}"
+    assert sorted(seen) == sorted([*names, "user:7"])
+
+
+def test_a_location_leads_to_what_was_made(ready: Api) -> None:
+    for name in ("user:a/b", "user:a?b", "user:a#b", "user:50%", "user:\uae40 \u00fc"):
+        made = ready.request("POST", "/subjects", {"name": name})
+        assert ready.get(made.headers["Location"].removeprefix("/v1"))["name"] == name
 
 
 def test_details_may_be_anything_that_can_be_kept(ready: Api) -> None:

@@ -183,9 +183,7 @@ def test_the_role_of_the_api_is_enough_and_not_more(api_database: str) -> None:
     with connect(as_api(api_database)) as connection:
         for statement in (
             "SELECT * FROM quota_internal.api_keys",
-            "SELECT quota.create_tenant('x')",
             "SELECT quota.bind_login('postgres', 'default')",
-            "SELECT quota.create_unit('x')",
             "SELECT * FROM quota.retain()",
             "SELECT * FROM quota.reap()",
         ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -110,6 +111,51 @@ def test_demo_in_plain_lines(shell: Quota) -> None:
     assert (over[4] != "$0", over[5]) == (True, "$0")
     assert "was killed with SIGKILL" in ended.out
     assert "The ledger held the cap." in ended.out
+
+
+def test_demo_agents(shell: Quota) -> None:
+    ended = shell("demo", "agents", "--agents", "3", "--calls", "2", "--budget", "0.30", "--call-ms", "10", "--json")
+    assert ended.code == 0, ended
+    found = ended.document
+    runs = {run["run"]: run for run in found["runs"]}
+    assert set(runs) == {"run:lead", "run:agent-1", "run:agent-2", "run:agent-3", "run:helper"}
+    assert (runs["run:helper"]["parent"], runs["run:helper"]["refused"]) == ("run:agent-1", ["a run: depth"])
+    assert runs["run:agent-3"]["refused"] == ["a call: exhausted"], "the runaway ends at its slice"
+    assert runs["run:lead"]["refused"] == ["a call: frozen"], "the kill switch"
+    assert all(Decimal(run["spent"]) <= Decimal(run["slice"]) and run["reserved"] == "0" for run in runs.values())
+    # Calls are charged to the whole lineage once.
+    lead = Decimal(runs["run:lead"]["spent"])
+    below = sum(Decimal(runs[f"run:agent-{n}"]["spent"]) for n in (1, 2, 3))
+    assert (
+        below < lead == Decimal(found["spent"]) == Decimal(found["billed_by_provider"]) <= Decimal(found["lead_slice"])
+    )
+    assert found["quota_tokens"] == found["burnt_at_provider"]
+    assert sum(run["calls"] for run in runs.values()) == found["provider_calls"], "no call that was refused has left"
+    assert (found["holds_left"], found["check_violations"], found["ok"]) == (0, 0, True)
+
+
+def test_demo_agents_in_plain_lines(shell: Quota) -> None:
+    ended = shell("demo", "agents", "--agents", "2", "--calls", "1", "--budget", "0.10", "--call-ms", "10")
+    assert ended.code == 0, ended
+    assert "\x1b" not in ended.out
+    assert "run:agent-2 is refused a call: exhausted" in ended.out
+    assert "Every cap held." in ended.out
+
+
+def test_demo_agents_says_what_to_install(quota: Quota, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openai", None)
+    ended = quota("demo", "agents")
+    assert ended.code == 2
+    assert "pip install 'quota-ledger[openai]'" in ended.complaint
+
+
+def test_demo_without_a_name_is_the_fleet(quota: Quota) -> None:
+    assert "--workers" not in quota("demo", "--help").out
+    for words in (("demo", "--workers", "0"), ("demo", "fleet", "--workers", "0")):
+        ended = quota(*words)
+        assert (ended.code, "See: quota demo fleet --help" in ended.complaint) == (2, True)
+    ended = quota("demo", "nonsense")
+    assert (ended.code, "nonsense" in ended.complaint) == (2, True)
 
 
 # -- the reaper -----------------------------------------------------------------------------------------------------

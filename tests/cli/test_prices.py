@@ -21,6 +21,24 @@ def test_a_price_is_set_listed_changed_and_ended(quota: Quota) -> None:
     assert len(quota("price", "list", "--json").out.splitlines()) == 1
 
 
+def test_long_context_sound_and_a_fee_for_every_request(quota: Quota) -> None:
+    done = quota(
+        "price", "set", "google", "m", "--input", "1.25", "--output", "10", "--long-context", "200000", "2.5", "15",
+        "--input-audio", "3", "--request", "0.000000000001", "--long-context", "100000", "2", "12", "--json",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    (row,) = quota("price", "list", "--json").rows
+    assert row["rates"] == {
+        "input": {"base": "1.25", "steps": [{"above": 100000, "price": "2"}, {"above": 200000, "price": "2.5"}]},
+        "output": {"base": "10", "steps": [{"above": 100000, "price": "12"}, {"above": 200000, "price": "15"}]},
+        "input_audio": "3",
+        "request": "0.000000000001",
+    }
+    twice = ("--long-context", "5", "2", "2", "--long-context", "5", "3", "3")
+    refused = quota("price", "set", "google", "n", "--input", "1", "--output", "1", *twice)
+    assert (refused.code, "a step of input" in refused.err) == (2, True)
+
+
 def test_mistakes_are_told_with_their_value(quota: Quota) -> None:
     free = quota("price", "set", "acme", "m", "--input", "0", "--output", "0")
     assert free.code == 2
@@ -53,6 +71,24 @@ def test_a_file_that_is_no_map(quota: Quota, tmp_path: Path) -> None:
     done = quota("price", "import", str(file))
     assert done.code == 2
     assert "line 3" in done.err
+
+
+def test_an_import_is_all_or_nothing(quota: Quota, tmp_path: Path) -> None:
+    file = tmp_path / "prices.json"
+    fine = {"provider": "acme", "model": "m", "rates": {"input": "1", "output": "2"}, "output_max": 9}
+    for wrong, told in (
+        ({"model": "x\u200b"}, "invalid_name"),
+        ({"model": "m"}, "entry 2"),
+        ({"model": "n", "effective_from": "2030-02-01T00:00Z", "effective_until": "2030-01-01T00:00Z"}, "entry 2"),
+        ({"model": "m", "effective_from": "2030-01-01T00:00Z"}, "in force at once"),
+        ({"model": "n", "variant": "Batch!"}, "entry 2"),
+        ({"model": "n", "effective_from": "tomorrow"}, "entry 2"),
+    ):
+        file.write_text(json.dumps([fine, {**fine, **wrong}]))
+        done = quota("price", "import", str(file))
+        assert done.code == 2
+        assert told in done.err
+    assert quota("price", "list", "--json").out == ""
 
 
 def test_the_package_fills_the_book(quota: Quota) -> None:

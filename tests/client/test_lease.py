@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -502,6 +504,25 @@ def test_a_killed_process_is_charged_what_it_held(client: Client, observer: Conn
     assert spent(observer) == 10
     client.reap()
     assert (holds(observer), spent(observer)) == ([], 10)
+
+
+ENDS_IN_ORDER = """
+import sys
+from quota.client import Client
+from quota.lease import LeasedBudget
+budget = LeasedBudget(Client(sys.argv[1]), "user:1", {"usd": 10})
+answer = budget.reserve({"usd": 3}).raise_if_refused()
+budget.settle(answer.reservation, {"usd": 2})
+"""
+
+
+def test_a_process_that_ends_in_order_is_charged_what_it_used(ledger: str, observer: Connection) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", "-c", ENDS_IN_ORDER, ledger], capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert holds(observer) == []
+    assert spent(observer) == 2
 
 
 def test_a_lease_that_somebody_released_loses_nothing(client: Client, observer: Connection) -> None:

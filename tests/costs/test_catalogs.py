@@ -13,7 +13,7 @@ from quota.costs.catalogs import Catalog, read_catalog
 from quota.costs.genai import genai_prices
 from quota.costs.prices import PriceBook
 from quota.costs.tokens import Usage
-from quota.errors import InvalidPrice, UnpricedModel
+from quota.errors import InvalidPrice, PricesOverlap, UnpricedModel
 
 NOW = datetime(2026, 11, 30, tzinfo=UTC)
 
@@ -211,3 +211,63 @@ def test_the_package_lacks_output_maxima_and_that_is_said(packaged: Catalog) -> 
 def test_a_provider_that_nobody_knows() -> None:
     with pytest.raises(InvalidPrice, match='no provider "opnai"'):
         genai_prices(["opnai"])
+
+
+# -- bad input ------------------------------------------------------------------------------------------------------
+
+OWN: dict[str, Any] = {"provider": "acme", "model": "m", "rates": {"input": "1", "output": "2"}}
+
+
+@pytest.mark.parametrize(
+    ("told", "error", "words"),
+    [
+        ([OWN, OWN], InvalidPrice, "entry 2: .* stands twice"),
+        ([OWN, {**OWN, "effective_from": "2030-01-01T00:00Z"}], PricesOverlap, "in force at once"),
+        (
+            [{**OWN, "effective_from": "2030-01-02T00:00Z", "effective_until": "2030-01-01T00:00Z"}],
+            InvalidPrice,
+            "entry 1: it ends at 2030-01-01",
+        ),
+        ([{**OWN, "variant": "B!"}], InvalidPrice, 'entry 1: "variant" is "B!"'),
+        ([{**OWN, "effective_from": "2030-01-01"}], InvalidPrice, "no time with a zone"),
+    ],
+)
+def test_a_list_of_ones_own_is_refused_as_a_whole(told: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        read_catalog(json.dumps(told))
+
+
+JUNK: list[Any] = [None, 7, "x", [], ["prompt"], {}, {"input": {}}, {"prompt": []}, {"input": "x", "output": None}]
+
+
+@pytest.mark.parametrize("junk", JUNK)
+def test_maps_of_another_shape_are_remarks_and_no_crash(junk: Any) -> None:
+    price = {"input_cost_per_token": 1e-6, "output_cost_per_token": 2e-6}
+    maps: list[dict[str, Any]] = [
+        {"p": {"models": {"m": junk, "n": {"cost": junk, "limit": junk}}}},
+        {"data": [{"id": "m", "pricing": junk}, {"id": "n", "pricing": junk, "top_provider": junk}]},
+        {
+            "m": {"litellm_provider": "openai", "input_cost_per_token": junk, "output_cost_per_token": junk},
+            "n": {"litellm_provider": "openai", **price, "max_output_tokens": junk, "input_cost_per_token": junk},
+        },
+    ]
+    for told in maps:
+        catalog = read_catalog(json.dumps(told))
+        assert catalog.entries == ()
+        assert set(problems(catalog)) == {"m", "n"}
+
+
+@pytest.mark.parametrize(
+    "number", ["1e999999999", "1e-999999999", "-1e999999999", "1" + "0" * 4000, "1e99999999999999999"]
+)
+def test_numbers_out_of_all_bounds_cost_no_time(number: str) -> None:
+    costs = f'"input_cost_per_token": {number}, "output_cost_per_token": {number}'
+    maps = [
+        f'{{"m": {{"litellm_provider": "openai", {costs}}}}}',
+        f'{{"data": [{{"id": "m", "pricing": {{"prompt": "{number}", "completion": {number}}}}}]}}',
+        f'[{{"provider": "p", "model": "m", "rates": {{"input": {number}, "output": 1}}}}]',
+    ]
+    for told in maps:
+        assert read_catalog(told).entries == ()
+    bounded = f'[{{"provider": "p", "model": "m", "rates": {{"input": 1, "output": 1}}, "output_max": {number}}}]'
+    assert [entry.output_max for entry in read_catalog(bounded).entries] == [None]

@@ -127,8 +127,8 @@ def test_every_text_of_a_request_counts_byte_by_byte(system: str, said: list[str
         (openai_chat, {**CHAT, "max_completion_tokens": NotGiven()}, "max_completion_tokens"),
     ],
 )
-def test_a_missing_ceiling_is_refused_by_the_parameters_name(read: Any, request_: Any, parameter: str) -> None:
-    with pytest.raises(MissingCeiling, match=f"missing_ceiling: {parameter} is missing"):
+def test_a_missing_output_ceiling_is_refused_by_the_parameters_name(read: Any, request_: Any, parameter: str) -> None:
+    with pytest.raises(MissingCeiling, match=f"missing_output_ceiling: {parameter} is missing"):
         read(request_)
 
 

@@ -57,14 +57,16 @@ def node_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the example with what it depends on installed."""
     folder = tmp_path_factory.mktemp("node") / "worker"
     shutil.copytree(EXAMPLES / "node", folder)
-    subprocess.run(
+    installed = subprocess.run(
         [NODE, NPM, "install", "--no-audit", "--no-fund", "--no-package-lock", "--loglevel=error"],
         cwd=folder,
         env=os.environ | {"PATH": f"{NODE.parent}{os.pathsep}{os.environ['PATH']}"},
-        check=True,
         capture_output=True,
-        timeout=120,
+        text=True,
+        timeout=240,
+        check=False,
     )
+    assert installed.returncode == 0, installed.stdout + installed.stderr
     return folder
 
 

@@ -14,12 +14,14 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from decimal import Decimal
+from itertools import cycle
 from typing import Any
 
 from quota.calls import Reservation
 from quota.client import Client
+from tests.faults.processes import wait_for_the_start
+from tests.faults.worker import ENDS, SUBJECT
 
-SUBJECT = "user:fleet"
 THREADS = 16
 TTL_S = 6
 CALL_S = 0.004
@@ -37,6 +39,7 @@ def told(answer: Reservation) -> dict[str, Any]:
 
 def coalescing(client: Client) -> Decide:
     """Holds, settles and releases through a coalescing client; some holds are forgotten, and expire."""
+    ends = cycle(ENDS)
 
     def decide(chance: random.Random) -> dict[str, Any]:
         worst = Decimal(chance.randint(100, 500)) / 100
@@ -46,10 +49,11 @@ def coalescing(client: Client) -> Decide:
             time.sleep(CALL_S * 10)  # a refused caller does not come back at once
             return told(answer)
         time.sleep(CALL_S)
-        if chance.random() < 0.1:
+        end = next(ends)
+        if end == "released":
             client.release(answer.reservation)
         # A settle after the hold's time is accepted above the cap: the machine may be slow, this worker is not late.
-        elif chance.random() < 0.95 and time.monotonic() - began_s < TTL_S / 3:
+        elif end == "settled" and time.monotonic() - began_s < TTL_S / 3:
             client.settle(answer.reservation, {"usd": worst * chance.randint(10, 100) / 100})
         return told(answer)
 
@@ -62,11 +66,10 @@ WAYS: dict[str, tuple[dict[str, Any], Callable[[Client], Decide]]] = {"coalescin
 
 def main(url: str, way: str, seed: str, seconds: str) -> None:
     settings, how = WAYS[way]
-    until_s = time.monotonic() + float(seconds)
     writing = threading.Lock()
     failures: list[BaseException] = []
 
-    def spend(number: int, decide: Decide) -> None:
+    def spend(number: int, decide: Decide, until_s: float) -> None:
         chance = random.Random(int(seed) * THREADS + number)
         try:
             while time.monotonic() < until_s:
@@ -79,7 +82,9 @@ def main(url: str, way: str, seed: str, seconds: str) -> None:
 
     with Client(url, timeout_s=60, **settings) as client:
         decide = how(client)
-        threads = [threading.Thread(target=spend, args=(number, decide)) for number in range(THREADS)]
+        wait_for_the_start()
+        until_s = time.monotonic() + float(seconds)
+        threads = [threading.Thread(target=spend, args=(number, decide, until_s)) for number in range(THREADS)]
         for thread in threads:
             thread.start()
         for thread in threads:

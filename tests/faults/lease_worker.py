@@ -16,6 +16,7 @@ from decimal import Decimal
 
 from quota.client import Client
 from quota.lease import LeasedBudget
+from tests.faults.processes import wait_for_the_start
 from tests.faults.worker import SUBJECT
 
 THREADS = 16
@@ -65,7 +66,6 @@ def spend(budget: LeasedBudget, tally: Tally, chance: random.Random, until: floa
 
 
 def main(url: str, seed: str, seconds: str) -> None:
-    until = time.monotonic() + float(seconds)
     tally = Tally()
     soon = timedelta(seconds=0.25)
     with (
@@ -75,6 +75,8 @@ def main(url: str, seed: str, seconds: str) -> None:
             on_expiry="charge",
         ) as budget,
     ):  # fmt: skip
+        wait_for_the_start()
+        until = time.monotonic() + float(seconds)
         threads = [
             threading.Thread(target=spend, args=(budget, tally, random.Random(f"{seed}:{n}"), until))
             for n in range(THREADS)

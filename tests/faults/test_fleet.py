@@ -24,7 +24,7 @@ def test_the_cap_holds_across_processes_killed_workers_and_forgotten_holds(
 ) -> None:
     result = run(conn, database, tmp_path, "ledger", fleet_s, kill=3)
     assert result.over == []
-    assert result.granted > 50, "a fleet that does nothing proves nothing"
+    assert result.granted > 2 * (8 + 3), "a fleet that does nothing proves nothing: one worker at least had three holds"
     assert result.refused > 0, "the cap binds"
     reap_everything(conn)
     states = conn.execute("SELECT state FROM quota.reservations GROUP BY 1 ORDER BY 1").fetchall()

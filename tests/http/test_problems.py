@@ -10,7 +10,7 @@ import pytest
 
 from quota.calls import Reservation, Standing
 from quota.credentials import KEY, TOKEN, Credential, read
-from quota.errors import ERRORS, NotAllowed, QuotaError, SchemaMismatch, Unavailable
+from quota.errors import ERRORS, CostError, NotAllowed, QuotaError, SchemaMismatch, Unavailable
 from quota.http.problems import Problem, of_error, of_refusal
 
 
@@ -49,6 +49,12 @@ def test_every_error_of_the_contract_has_its_status() -> None:
         problem = of_error(row.type(f"{row.name}: what was wrong", "what to do"))
         assert (problem.status, problem.name) == (row.http_status, row.name)
         assert problem.detail == "what was wrong. what to do"
+
+
+@pytest.mark.parametrize("kind", CostError.__subclasses__())
+def test_a_cost_that_cannot_be_told_is_the_callers_to_mend(kind: type[CostError]) -> None:
+    problem = of_error(kind("max_tokens is missing"))
+    assert (problem.status, problem.name, problem.detail) == (422, kind.name, "max_tokens is missing")
 
 
 @pytest.mark.parametrize("error", [Unavailable("postgresql://h"), NotAllowed("login x"), SchemaMismatch("0001")])

@@ -28,6 +28,7 @@ class Provider:
         self.behave: list[str] = ["ok"]
         self.delay_s = 0.0
         self.usage: dict[str, Any] = {}
+        self.truncated = False
         self.released = threading.Event()
         self._lock = threading.Lock()
         handler = type("Handler", (_Handler,), {"provider": self})
@@ -82,6 +83,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._reset()
         elif how == "hang":
             self.provider.released.wait(30)
+        elif how == "wait":  # and answer
+            self.provider.released.wait(60)
+            self._answer(body, "ok")
         else:
             self._answer(body, how)
 
@@ -148,10 +152,11 @@ def _chat(handler: _Handler, body: dict[str, Any], how: str) -> None:
             "prompt_tokens_details": {"cached_tokens": CACHED},
         },
     )
+    ended = "length" if handler.provider.truncated else "stop"
     base = {"id": "c1", "created": 1, "model": body["model"], "service_tier": "default"}
     if not body.get("stream"):
         message = {"role": "assistant", "content": "Hello there"}
-        choices = [{"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}]
+        choices = [{"index": 0, "message": message, "finish_reason": ended, "logprobs": None}]
         handler._json(200, {**base, "object": "chat.completion", "choices": choices, "usage": usage})
         return
     chunk = {**base, "object": "chat.completion.chunk"}
@@ -159,7 +164,7 @@ def _chat(handler: _Handler, body: dict[str, Any], how: str) -> None:
         (None, {**chunk, "choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]})
         for text in ("Hello", " there")
     ]
-    told.append((None, {**chunk, "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}))
+    told.append((None, {**chunk, "choices": [{"index": 0, "delta": {}, "finish_reason": ended}]}))
     if (body.get("stream_options") or {}).get("include_usage") and usage is not None:
         told.append((None, {**chunk, "choices": [], "usage": usage}))
     told.append((None, "[DONE]"))
@@ -180,14 +185,18 @@ def _responses(handler: _Handler, body: dict[str, Any], how: str) -> None:
     )
     content = [{"type": "output_text", "text": "Hello there", "annotations": []}]
     output = [{"id": "m1", "type": "message", "role": "assistant", "status": "completed", "content": content}]
+    ended: dict[str, Any] = {"status": "completed", "incomplete_details": None}
+    if handler.provider.truncated:
+        ended = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
     response = {
-        "id": "r1", "object": "response", "created_at": 1, "model": body["model"], "status": "completed",
+        "id": "r1", "object": "response", "created_at": 1, "model": body["model"], **ended,
         "output": output, "parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "usage": usage,
     }  # fmt: skip
     if not body.get("stream"):
         handler._json(200, response)
         return
-    opened = {**response, "status": "in_progress", "usage": None, "output": []}
+    opened = {**response, "status": "in_progress", "incomplete_details": None, "usage": None, "output": []}
+    closing = f"response.{response['status']}"
     delta = {
         "type": "response.output_text.delta", "item_id": "m1", "output_index": 0, "content_index": 0,
         "delta": "Hello", "sequence_number": 1, "logprobs": [],
@@ -197,7 +206,7 @@ def _responses(handler: _Handler, body: dict[str, Any], how: str) -> None:
             ("response.created", {"type": "response.created", "response": opened, "sequence_number": 0}),
             ("response.output_text.delta", delta),
             ("response.output_text.delta", {**delta, "delta": " there", "sequence_number": 2}),
-            ("response.completed", {"type": "response.completed", "response": response, "sequence_number": 3}),
+            (closing, {"type": closing, "response": response, "sequence_number": 3}),
         ],
         how,
         keep=2,
@@ -218,8 +227,9 @@ def _messages(handler: _Handler, body: dict[str, Any], how: str) -> None:
             "output_tokens": BACK,
         },
     )
+    ended = "max_tokens" if handler.provider.truncated else "end_turn"
     message = {
-        "id": "m1", "type": "message", "role": "assistant", "model": body["model"], "stop_reason": "end_turn",
+        "id": "m1", "type": "message", "role": "assistant", "model": body["model"], "stop_reason": ended,
         "stop_sequence": None, "content": [{"type": "text", "text": "Hello there"}], "usage": usage,
     }  # fmt: skip
     if not body.get("stream"):
@@ -229,7 +239,7 @@ def _messages(handler: _Handler, body: dict[str, Any], how: str) -> None:
     delta = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "Hello"}}
     closing = {
         "type": "message_delta",
-        "delta": {"stop_reason": "end_turn", "stop_sequence": None},
+        "delta": {"stop_reason": ended, "stop_sequence": None},
         "usage": usage and {"output_tokens": usage["output_tokens"]},
     }
     text = {"type": "text", "text": ""}
@@ -267,9 +277,13 @@ def _bedrock_usage(handler: _Handler, how: str) -> dict[str, Any] | None:
     return _usage(handler, how, told)
 
 
+def _bedrock_end(handler: _Handler) -> str:
+    return "max_tokens" if handler.provider.truncated else "end_turn"
+
+
 def _converse(handler: _Handler, _body: dict[str, Any], how: str) -> None:
     message = {"role": "assistant", "content": [{"text": "Hello there"}]}
-    answer = {"output": {"message": message}, "stopReason": "end_turn", "metrics": {"latencyMs": 1}}
+    answer = {"output": {"message": message}, "stopReason": _bedrock_end(handler), "metrics": {"latencyMs": 1}}
     usage = _bedrock_usage(handler, how)
     handler._json(200, {**answer, **({"usage": usage} if usage else {})})
 
@@ -279,7 +293,7 @@ def _converse_stream(handler: _Handler, _body: dict[str, Any], how: str) -> None
         ("messageStart", {"role": "assistant"}),
         ("contentBlockDelta", {"contentBlockIndex": 0, "delta": {"text": "Hello"}}),
         ("contentBlockStop", {"contentBlockIndex": 0}),
-        ("messageStop", {"stopReason": "end_turn"}),
+        ("messageStop", {"stopReason": _bedrock_end(handler)}),
         ("metadata", {"usage": _bedrock_usage(handler, how) or {}, "metrics": {"latencyMs": 1}}),
     ]
     handler.send_response(200)

@@ -169,3 +169,19 @@ def test_a_client_that_repeats_is_refused(client: Client, provider: Provider) ->
         with pytest.raises(InvalidArgument, match="repeats calls by itself"):
             guarded(repeating, Guard(client, "user:7"))
         repeating.close()
+
+
+@pytest.mark.parametrize("truncated", [False, True])
+def test_answers_that_end_at_their_ceiling(
+    bedrock: BedrockRuntime, books: Books, provider: Provider, truncated: bool
+) -> None:
+    provider.truncated = truncated
+    body = {"anthropic_version": "bedrock-2023-05-31", "messages": [], "max_tokens": 99}
+    for route, call in (
+        ("converse", lambda: bedrock.converse(**ASKED)),
+        ("converse_stream", lambda: list(bedrock.converse_stream(**ASKED)["stream"])),
+        ("invoke_model", lambda: bedrock.invoke_model(modelId=MODEL, body=json.dumps(body))),
+    ):
+        call()
+        details = books.last()["details"]
+        assert (details["route"], details["truncated"]) == (route, truncated)

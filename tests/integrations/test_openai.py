@@ -11,13 +11,13 @@ from typing import Any
 import openai
 import pytest
 
-from quota.calls import Freeze, SetLimit
+from quota.calls import Freeze, SetLimit, SetPrice
 from quota.client import AsyncClient, Client, run
 from quota.costs.tokens import QuotaTokens
 from quota.errors import InvalidArgument, MissingCeiling, Refused, UnboundedInput, UnpricedModel
 from quota.integrations.guard import AsyncGuard, Guard, Pool, spending
 from quota.integrations.openai import guarded
-from tests.integrations.conftest import COST, Books
+from tests.integrations.conftest import COST, RATES, Books
 from tests.integrations.provider import Provider
 
 MESSAGES: Any = [{"role": "user", "content": "Say hello"}]
@@ -272,6 +272,44 @@ def test_a_stream_that_is_turned_away(ai: openai.OpenAI, books: Books, provider:
     with pytest.raises(openai.RateLimitError):
         ai.chat.completions.create(**ASKED, stream=True)
     assert books.spent() == (0, 0)
+
+
+# -- one attempt, one hold, one price ----------------------------------------------------------------------------------
+
+
+def test_a_call_settles_by_the_price_it_was_held_at(
+    client: Client, books: Books, provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The price changes while the stream is under way; who calls next pays the new one."""
+    model = f"gpt-{books.user}"
+    run(books.connection, SetPrice("openai", model, RATES, effective_from="-infinity"))
+    guard = Guard(client, books.user)
+    plain = openai.OpenAI(api_key="secret", base_url=f"{provider.url}/v1", timeout=20)
+    with plain, guarded(plain, guard) as ai:
+        asked = {**ASKED, "model": model}
+        stream = ai.chat.completions.create(**asked, stream=True)
+        version = books.last()["details"]["price_version"]
+        run(books.connection, SetPrice("openai", model, {"input": "500", "output": "500"}))
+        monkeypatch.setattr(guard, "known_book", lambda: None)  # as when a minute has passed
+        ai.chat.completions.create(**asked)
+        assert books.last()["details"]["price_version"] > version
+        half = Decimal("0.065")  # 130 tokens at 500
+        assert books.spent()[0] == half
+        list(stream)
+    assert books.spent() == (half + COST, 0)
+
+
+def test_a_call_to_another_model_is_another_hold(ai: openai.OpenAI, books: Books, provider: Provider) -> None:
+    other = f"gpt-{books.user}"
+    run(books.connection, SetPrice("openai", other, {"input": "500", "output": "500"}, effective_from="-infinity"))
+    provider.behave = ["429", "ok"]
+    with pytest.raises(openai.RateLimitError):
+        ai.chat.completions.create(**ASKED)
+    first = books.last()
+    ai.with_options().chat.completions.create(**{**ASKED, "model": other})
+    assert (first["details"]["model"], first["details"]["status"]) == ("gpt-x", 429)
+    assert books.last()["details"]["model"] == other
+    assert (books.spent(), books.spent(limit="calls")) == ((Decimal("0.065"), 0), (2, 0))
 
 
 # -- asyncio --------------------------------------------------------------------------------------------------------

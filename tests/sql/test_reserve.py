@@ -291,6 +291,19 @@ def test_a_grant_shows_the_refund_of_an_overdue_hold_that_it_did_not_need(ledger
     assert balance(ledger, "user:1", "rate")["level"] == 9
 
 
+@pytest.mark.parametrize(("overdue", "shown"), [(20, 0), (21, 21)])
+def test_beyond_twenty_overdue_holds_a_grant_shows_them_as_held(ledger: Connection, overdue: int, shown: int) -> None:
+    """Adding up the refunds of many would cost the reserve more than itself; what is decided is exact either way."""
+    budget(ledger, "user:1", 30)
+    for _ in range(overdue):
+        hold(ledger, "user:1", {"usd": 1}, ttl="1 minute")
+    advance(ledger, "2 minutes")
+    assert [row["reserved"] for row in reserve(ledger, "user:1", {"usd": 2})["remaining"]] == [str(shown + 2)]
+    assert spent_reserved(ledger, "user:1") == (0, 2)
+    assert outcome(ledger, "reserve", "user:1", {"usd": 29}) == "refused:held"
+    assert outcome(ledger, "reserve", "user:1", {"usd": 28}) == "ok"
+
+
 def test_a_reserve_that_binds_accounts_closes_what_is_in_its_way(ledger: Connection) -> None:
     call(ledger, "set_limit", "user:*", "rate", "usd", "bucket", 10, 0)
     call(ledger, "create_subject", "user:2")

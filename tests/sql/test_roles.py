@@ -30,15 +30,19 @@ from tests.sql.kit import (
 
 WORKER = {
     "adjust", "balance", "create_run", "end_run", "ensure_subject", "extend", "limits_of", "price", "price_book",
-    "record", "release", "release_many", "reserve", "reserve_many", "settle", "settle_many", "verify_key",
+    "record", "release", "release_many", "reserve", "reserve_in_turn", "reserve_many", "settle", "settle_many",
+    "verify_key",
 }  # fmt: skip
-READER = {"balance", "check", "limits_of", "price", "price_book"}
+READER = {
+    "balance", "check", "limits_of", "price", "price_book", "report_calibration", "report_models", "report_pools",
+}  # fmt: skip
 REAPER = {"reap"}
 API = {
-    "create_subject", "move_subject", "retire_subject", "freeze", "unfreeze", "set_limit", "remove_limit",
-    "set_rate_tier", "set_rate_tiers", "set_tier_limit", "retire_tier", "credit", "repair", "create_key", "rename_key",
-    "set_key_expiry", "rotate_key", "revoke_key", "create_token", "revoke_token", "verify_token", "begin_change",
-    "begin_request", "end_request", "operator_settle", "operator_release", "logged_check", "set_price", "end_price",
+    "create_tenant", "configure_tenant", "create_unit", "create_subject", "move_subject", "retire_subject", "freeze",
+    "unfreeze", "set_limit", "remove_limit", "set_rate_tier", "set_rate_tiers", "set_tier_limit", "retire_tier",
+    "credit", "repair", "create_key", "rename_key", "set_key_expiry", "rotate_key", "revoke_key", "create_token",
+    "revoke_token", "verify_token", "begin_change", "begin_request", "end_request", "operator_settle",
+    "operator_release", "logged_check", "set_price", "end_price",
 }  # fmt: skip
 ROLES = {
     "quota_worker": WORKER, "quota_reader": READER, "quota_reaper": REAPER, "quota_api": WORKER | READER | API,
@@ -126,12 +130,13 @@ def test_a_worker_works_and_is_turned_away_elsewhere(database: str, conn: Connec
 # -- a bound login -----------------------------------------------------------------------------------------------------
 
 HELD, SETTLED, OVERDUE = (UUID(f"00000000-0000-7000-8000-00000000000{n}") for n in (1, 2, 3))
+TURN = UUID("00000000-0000-7000-8000-000000000009")
 USD = {"usd": 1}
 GOLD = {"tier": "gold", "name": "gold", "unit": "cost", "kind": "budget", "capacity": 9}
 # What every tenant shares is not for a bound login at all, whichever tenant it names.
 SHARED = {"bind_login", "create_tenant", "create_unit"}
 # Calls that would change nothing if they got through.
-READS = {"balance", "check", "begin_change", "end_request", "limits_of", "price", "price_book"}
+READS = {"begin_change", "end_request"} | READER
 # They take a secret in place of a tenant: whoever has it may know whose it is, except from another tenant's login.
 SECRETS = {"verify_key", "verify_token"}
 HASH = b"\x01" * 32
@@ -175,6 +180,10 @@ def calls(login: str) -> dict[str, dict[str, Any]]:
         "remove_limit": {"subject": "org:x", "name": "cap"},
         "rename_key": {"id": "known", "name": "another"},
         "repair": {},
+        "report_calibration": {},
+        "report_models": {},
+        "report_pools": {},
+        "reserve_in_turn": {"subject": "org:x", "costs": USD, "id": TURN},
         "reserve": {"subject": "org:x", "costs": USD},
         "reserve_many": {"subjects": ["org:x"], "costs": [Jsonb(USD)]},
         "retain": {},
@@ -209,13 +218,15 @@ def b_has_it_all(conn: Connection) -> None:
     call(conn, "freeze", "org:y", "why", tenant="b")
     call(conn, "create_key", "known", "known", HASH, tenant="b")
     call(conn, "create_token", "known", "known", "viewer", HASH, tenant="b")
-    call(conn, "record", "org:x", USD, tenant="b")
+    refusal = {"provider": "p", "model": "m", "reason": "rate", "refused": 1}
+    call(conn, "record", "org:x", USD, details=Jsonb({"refusals": [refusal]}), tenant="b")
     assert call(conn, "set_price", "p", "m", Jsonb(RATES), tenant="b")["version"] == 1
     advance(conn, "40 days")  # older than what is kept
     hold(conn, "org:x", USD, id=OVERDUE, ttl="1 minute", tenant="b")
     advance(conn, "2 minutes")
     hold(conn, "org:x", USD, id=HELD, ttl="1 hour", tenant="b")
-    hold(conn, "org:x", USD, id=SETTLED, ttl="1 hour", tenant="b")
+    told = {"provider": "p", "model": "m", "ceiling": 1, "route": "r", "cost": 1, "outcome": "answered"}
+    hold(conn, "org:x", USD, id=SETTLED, ttl="1 hour", details=Jsonb(told), tenant="b")
     call(conn, "settle", SETTLED, tenant="b")
     assert call(conn, "create_run", "run:known", "org:x", Jsonb(USD), tenant="b")["granted"]
     conn.execute("UPDATE quota_internal.accounts SET reserved = reserved + 1 WHERE tenant = 'b' AND subject = 'org:x'")

@@ -217,6 +217,30 @@ def test_a_window_turns_between_reserve_and_settle(tx_conn: Connection, resets: 
     assert sum(amount for _, amount in entries(tx_conn, key)) == actual
 
 
+@pytest.mark.parametrize("on_expiry", ["release", "charge"])
+@pytest.mark.parametrize("used_since", [False, True])
+def test_a_hold_that_expires_after_its_window_is_not_the_new_windows_affair(
+    tx_conn: Connection, on_expiry: str, used_since: bool
+) -> None:
+    """R8: whether or not a call has opened the new window when the reaper comes."""
+    set_clock(tx_conn, NOON)
+    budget(tx_conn, "user:1", 10, "hourly", period="1 hour", on_expiry=on_expiry)
+    budget(tx_conn, "user:1", 10, "life", on_expiry=on_expiry)
+    overdue = hold(tx_conn, "user:1", {"usd": 4}, ttl="1 minute")
+    advance(tx_conn, "1 hour")
+    if used_since:
+        hold(tx_conn, "user:1", {"usd": 3})
+    now_held = 3 if used_since else 0
+    assert call(tx_conn, "reap", 100) == {
+        "released": int(on_expiry == "release"),
+        "charged": int(on_expiry == "charge"),
+    }
+    assert value(tx_conn, "SELECT state FROM quota.reservations WHERE reservation = %s", overdue) == "expired"
+    assert spent_reserved(tx_conn, "user:1", "hourly") == (0, now_held)
+    assert spent_reserved(tx_conn, "user:1", "life") == (4 if on_expiry == "charge" else 0, now_held)
+    assert tx_conn.execute("SELECT * FROM quota.check()").fetchall() == []
+
+
 def test_rejected_calls_renew_nothing(tx_conn: Connection) -> None:
     """G10, D27, L30: the first call of the new window sees nothing spent, however often one asked before."""
     budget(tx_conn, "user:1", 50, period="month")

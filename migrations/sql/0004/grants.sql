@@ -47,15 +47,15 @@ GRANT EXECUTE ON FUNCTION quota."check"(text) TO quota_reader, quota_admin, quot
 GRANT EXECUTE ON FUNCTION quota.reap(integer, text) TO quota_reaper, quota_admin;
 
 GRANT EXECUTE ON FUNCTION
-    quota.create_tenant(text),
-    quota.configure_tenant(text, interval, numeric, interval),
-    quota.create_unit(text, boolean),
     quota.retain(integer, text),
     quota.bind_login(name, text)
 TO quota_admin;
 
--- What the HTTP API does for its operators. Tenants, units, retention and database logins stay with quota_admin.
+-- What the HTTP API does for its operators. Retention and database logins stay with quota_admin.
 GRANT EXECUTE ON FUNCTION
+    quota.create_tenant(text),
+    quota.configure_tenant(text, interval, numeric, interval),
+    quota.create_unit(text, boolean),
     quota.create_subject(text, text, text, text),
     quota.move_subject(text, text, text),
     quota.retire_subject(text, text),

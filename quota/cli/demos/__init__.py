@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from quota.cli.demos.agents import agents
 from quota.cli.demos.fleet import fleet
 from quota.cli.demos.gateway import gateway
 from quota.cli.help import Defaulted
@@ -20,4 +21,5 @@ def demo() -> None:
 
 
 demo.add_command(fleet)
+demo.add_command(agents)
 demo.add_command(gateway)
