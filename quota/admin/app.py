@@ -32,12 +32,13 @@ from quota.admin import (
 from quota.admin.access import NOBODY, Access, Guard
 from quota.admin.front import PRINCIPAL, REQUEST_ID, ROUTE, Front
 from quota.admin.paths import MALFORMED, SegmentConverter
+from quota.admin.rate_limits import STYLE
 from quota.admin.routes import ProblemDocument
 from quota.authentication import CACHE_S, Authenticator
 from quota.client import Client
-from quota.config import Settings
+from quota.config import ConfigError, Settings
 from quota.errors import QuotaError
-from quota.http import bodies
+from quota.http import bodies, headers
 from quota.http.problems import CONTENT_TYPE, Problem, of_error
 from quota.migrate import head
 
@@ -72,16 +73,25 @@ class _Request(Request):
         return value
 
 
-def create_app(settings: Settings | None = None, *, client: Client | None = None, cache_s: float = CACHE_S) -> Flask:
+def create_app(
+    settings: Settings | None = None,
+    *,
+    client: Client | None = None,
+    cache_s: float = CACHE_S,
+    rate_limit_headers: headers.Style = "draft-11",
+) -> Flask:
     """Makes the application. It opens no connection before its first request, so that it may be made before a fork.
 
     Arguments:
         settings: what the environment decides; None: read it.
         client: the ledger; None: one for `settings`. It never fails open: operators ask the ledger.
         cache_s: how long a good token or key is believed, in seconds.
+        rate_limit_headers: which of them the answer to a reservation has: `draft-11`, `legacy` or `none`.
 
     Errors: `ConfigError` for wrong settings.
     """
+    if rate_limit_headers not in headers.STYLES:
+        raise ConfigError(f'rate_limit_headers: "{rate_limit_headers}" is not {", ".join(headers.STYLES)}')
     if client is None:
         options = Client.settings_of(Settings.from_env() if settings is None else settings)
         client = Client(**{**options, "fail_open": False}, application_name="quota api")
@@ -97,7 +107,7 @@ def create_app(settings: Settings | None = None, *, client: Client | None = None
     )
     app.request_class = _Request
     app.json.ensure_ascii = False  # type: ignore[attr-defined]
-    app.config.update(MAX_CONTENT_LENGTH=bodies.BODY_BYTES_MAX, QUOTA_REVISION=head())
+    app.config.update(MAX_CONTENT_LENGTH=bodies.BODY_BYTES_MAX, QUOTA_REVISION=head(), **{STYLE: rate_limit_headers})
     app.url_map.converters["segment"] = SegmentConverter
     app.url_map.merge_slashes = False
     app.url_map.strict_slashes = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import timedelta
 from typing import Annotated, Any
 from uuid import UUID, uuid5
@@ -13,6 +14,7 @@ from quota.admin.access import CLOSE, OPERATE, READ, WORK
 from quota.admin.changes import Found, answer, idempotency_key, ledger, principal, write
 from quota.admin.money import is_money
 from quota.admin.pages import page, position
+from quota.admin.rate_limits import limit_headers
 from quota.admin.routes import blueprint, route
 from quota.admin.types import (
     Answer,
@@ -238,9 +240,17 @@ def _reused(error: IdConflict) -> Problem:
     return Problem(422, "idempotency_key_reused", f"This Idempotency-Key belongs to another request: {error.message}")
 
 
+def _refused(refusal: Reservation, subject: str, units: Collection[str] | None = None) -> Problem:
+    """The problem that a refusal is. `units`: what was asked for, to tell of its limits in headers; None: not told."""
+    problem = of_refusal(refusal, subject, is_money)
+    if problem.status == 429 and units is not None:
+        problem.headers.update(limit_headers(subject, units, refusal))
+    return problem
+
+
 def _granted(reservation: Reservation, subject: str, status: int) -> Response:
     if reservation.refused:
-        raise of_refusal(reservation, subject, is_money)
+        raise _refused(reservation, subject)
     shown = {name: getattr(reservation, name) for name in Granted.model_fields}
     return answer(shown, 200 if reservation.replayed else status)
 
@@ -265,11 +275,16 @@ def reserve(body: Draft) -> Response:
         tenant=principal().tenant,
     )
     try:
-        return _granted(ledger().call(call), body.subject, 201)
+        done = ledger().call(call)
     except IdConflict as error:
         if derived:
             raise _reused(error) from None
         raise
+    if done.refused:
+        raise _refused(done, body.subject, body.costs)
+    response = _granted(done, body.subject, 201)
+    response.headers.extend(limit_headers(body.subject, body.costs))
+    return response
 
 
 @route(reservations, "get", "/reservations", READ, ok={200: page_of(Kept)})
@@ -278,7 +293,7 @@ def list_reservations(query: ReservationsQuery) -> Response:
     after = position(query.after, str)
     call = pages.reservations(
         principal().tenant, most=query.limit + 1, subject=query.subject, state=query.state, overdue=query.overdue,
-        **({} if after is None else {"after": _known_uuid(after[0])}),
+        after=None if after is None else _known_uuid(after[0]),
     )  # fmt: skip
     return page(ledger().call(call), query.limit, lambda row: [str(row["reservation"])])
 

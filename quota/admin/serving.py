@@ -3,26 +3,25 @@
 Workers wait for the database, not for the processor, so each has threads; the pool has a connection for each thread
 and no more. The application is made once, before the fork, and opens no connection; every worker opens its own when it
 first needs them. Read from the environment, with the defaults that `quota serve --help` shows: QUOTA_BIND,
-QUOTA_WORKERS, QUOTA_THREADS, and QUOTA_CACHE_S, QUOTA_PROXIES.
+QUOTA_WORKERS, QUOTA_THREADS, and QUOTA_CACHE_S, QUOTA_PROXIES, QUOTA_RATE_LIMIT_HEADERS.
 """
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
-import signal
-import sys
 from typing import TYPE_CHECKING, Any
+
+from quota.http.parents import on_starting
 
 if TYPE_CHECKING:
     from flask import Flask
 
+__all__ = ["application", "on_starting", "worker_exit"]
+
 DEFAULT_BIND = "127.0.0.1:8080"
 DEFAULT_WORKERS = 2
 DEFAULT_THREADS = 4
-
-_PR_SET_PDEATHSIG = 1
 
 bind = os.environ.get("QUOTA_BIND", "").strip() or DEFAULT_BIND
 workers = int(os.environ.get("QUOTA_WORKERS", "").strip() or DEFAULT_WORKERS)
@@ -54,29 +53,21 @@ loglevel = "info"
 control_socket_disable = True
 
 
-def on_starting(server: Any) -> None:
-    """Ends with the `quota` that started it, however that ends: the embedded database goes with it."""
-    parent = os.environ.get("QUOTA_PARENT")
-    if parent is None or sys.platform != "linux":
-        return
-    # No thread that watches: the workers are forked from this process.
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if str(os.getppid()) != parent:
-        server.log.warning("process %s has gone already", parent)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
 def application() -> Flask:
     """Makes the application of one worker."""
     from quota.admin import create_app
     from quota.client import Client
     from quota.config import Settings
 
+    # Nothing of these is shown, and each is looked up for every request.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     settings = Settings.from_env()
     options: dict[str, Any] = {**Client.settings_of(settings), "fail_open": False}
     options["pool_max"] = max(threads, 1)
-    app = create_app(client=Client(**options, application_name="quota api"), cache_s=_cache_s())
+    style: Any = os.environ.get("QUOTA_RATE_LIMIT_HEADERS", "").strip() or "draft-11"
+    client = Client(**options, application_name="quota api")
+    app = create_app(client=client, cache_s=_cache_s(), rate_limit_headers=style)
     proxies = int(os.environ.get("QUOTA_PROXIES", "").strip() or 0)
     if proxies:
         from werkzeug.middleware.proxy_fix import ProxyFix

@@ -15,7 +15,7 @@ from quota.admin.routes import blueprint, place, route
 from quota.admin.types import Answer, Body, Name, Path, Query, Switch, example
 from quota.calls import RetireTier, SetTierLimit, pages
 from quota.client import Do
-from quota.errors import AlreadyExists, UnknownTier
+from quota.errors import AlreadyExists, InvalidArgument, UnknownTier
 
 __all__ = ["tiers"]
 
@@ -150,6 +150,8 @@ def create_tier(body: TierDraft) -> Response:
         known = _grouped(do(pages.tiers(principal().tenant, body.name, body.builtin)))
         if known and not known[0]["retired"]:
             raise AlreadyExists(f'already_exists: tier "{body.name}" exists', "Change its numbers limit by limit.")
+        if len({limit.name for limit in body.limits}) < len(body.limits):
+            raise InvalidArgument("invalid_argument: limits: a name stands twice", "Name each limit once.")
         for limit in body.limits:
             _set(do, body.name, limit.name, limit, owner)
         return found(do, body.name, body.builtin)

@@ -85,7 +85,7 @@ _RESERVATION = (
     "outcome, late, created_at, expires_at, closed_at, details::text AS details FROM quota.reservations "
     "WHERE tenant = %(tenant)s::text"
 )
-_RESERVATIONS = f"""{_RESERVATION} AND reservation < %(after)s::uuid
+_MATCHING = """
     AND (%(subject)s::text IS NULL OR subject = %(subject)s::text OR %(subject)s::text = ANY (also))
     AND (%(state)s::text IS NULL OR state = %(state)s::text)
     AND (NOT %(overdue)s::boolean OR state = 'held' AND expires_at <= clock_timestamp())
@@ -254,7 +254,7 @@ def tiers(tenant: str, tier: str | None = None, builtin: bool | None = None) -> 
 def reservations(
     tenant: str,
     *,
-    after: str = _LAST_UUID,
+    after: str | None = None,
     most: int,
     subject: str | None = None,
     state: str | None = None,
@@ -263,7 +263,9 @@ def reservations(
     """Returns the call for reservations, the greatest id (the newest, for ids that grow with time) in front."""
     values = {"subject": subject, "state": state, "overdue": overdue}
     exact = ("costs", "held", "booked", "details")
-    return _page(_RESERVATIONS, {"tenant": tenant, "after": after, "most": most, **values}, exact)
+    # The first page begins with the greatest id that there can be, the others behind the last one before.
+    text = f"{_RESERVATION} AND reservation {'<=' if after is None else '<'} %(after)s::uuid{_MATCHING}"
+    return _page(text, {"tenant": tenant, "after": after or _LAST_UUID, "most": most, **values}, exact)
 
 
 def reservation(tenant: str, identity: str) -> View:

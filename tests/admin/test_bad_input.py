@@ -250,6 +250,22 @@ def test_lists_are_walked_past_every_name(ready: Api) -> None:
     assert sorted(seen) == sorted([*names, "user:7"])
 
 
+def test_ids_at_the_edges_are_listed(ready: Api) -> None:
+    ids = [f"{digit * 8}-{digit * 4}-{digit * 4}-{digit * 4}-{digit * 12}" for digit in "f0"]
+    for identity in ids:
+        ready.do("POST", "/reservations", {"subject": "key:web", "costs": {"usd": "1"}, "id": identity}, role="worker")
+    first = ready.get("/reservations?limit=1")
+    last = ready.get(f"/reservations?limit=1&after={first['next']}")
+    assert [one["reservation"] for one in first["items"] + last["items"]] == ids
+    assert last["next"] is None
+
+
+def test_a_tier_names_each_limit_once(ready: Api) -> None:
+    limits = [{"name": "a", "unit": "usd", "capacity": capacity} for capacity in ("1", "2")]
+    assert ready.request("POST", "/tiers", {"name": "twice", "limits": limits}).problem == "invalid_argument"
+    assert ready.request("GET", "/tiers/twice").status == 404
+
+
 def test_a_location_leads_to_what_was_made(ready: Api) -> None:
     for name in ("user:a/b", "user:a?b", "user:a#b", "user:50%", "user:\uae40 \u00fc"):
         made = ready.request("POST", "/subjects", {"name": name})

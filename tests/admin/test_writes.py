@@ -176,6 +176,43 @@ def test_refusals_have_their_status_and_their_numbers(api: Api) -> None:
     assert (closed.status, closed.problem, closed.json["state"]) == (409, "refused_closed", "released")
 
 
+def test_reservations_tell_of_their_limits_in_headers(api: Api) -> None:
+    api.do("POST", "/subjects", {"name": "org:acme"})
+    api.do("POST", "/keys", {"name": "k", "id": "w", "parent": "org:acme"})
+    api.do("PUT", "/limits/key:w/money", {"unit": "usd", "capacity": "10"})
+    api.do("PUT", "/limits/org:acme/monthly", {"unit": "cost", "capacity": "5000000", "period": "1 hour"})
+
+    def ask(**costs: str) -> Answer:
+        return api.request("POST", "/reservations", {"subject": "key:w", "costs": costs}, "worker")
+
+    policy = (
+        '"bucket";q=1000000;qu="credits";w=334, "hourly";q=2000000;qu="credits";w=3600, '
+        '"org-monthly";q=5000000;qu="credits";w=3600'
+    )
+    granted = ask(cost="300", usd="1")
+    assert granted.status == 201
+    assert granted.headers["RateLimit-Policy"] == policy
+    bucket, hourly, monthly = granted.headers["RateLimit"].split(", ")
+    assert re.fullmatch(r'"bucket";r=(1000000|999\d{3};t=1)', bucket)
+    assert re.fullmatch(r'"hourly";r=1999700;t=3[56]\d\d', hourly)
+    assert re.fullmatch(r'"org-monthly";r=4999700;t=3[56]\d\d', monthly)
+    assert granted.headers["Quota-Bucket-Full-After"] in ("0", "1")
+
+    api.do("POST", "/usage-records", {"subject": "key:w", "costs": {"cost": "1500000"}}, "worker")
+    refused = ask(cost="600000")  # more than the hour has left, and than the bucket, which is empty
+    assert (refused.status, refused.headers["RateLimit-Policy"]) == (429, policy)
+    told = re.fullmatch(r'"bucket";r=\d+;t=(\d+), "hourly";r=499700;t=(\d+)', refused.headers["RateLimit"])
+    assert told is not None
+    assert max(map(int, told.groups())) == int(refused.headers["Retry-After"])
+    assert refused.json["violated-policies"] == ["bucket", "hourly"]
+    # Where waiting does not help, or money is the matter, there is nothing to tell.
+    for costs, status in (({"cost": "9000000"}, 422), ({"usd": "10"}, 429), ({"usd": "11"}, 422)):
+        answer = ask(**costs)
+        assert answer.status == status
+        assert answer.headers["RateLimit"] is None
+        assert answer.headers["RateLimit-Policy"] is None
+
+
 def test_an_idempotency_key_is_a_reservations_id(api: Api) -> None:
     budget(api)
     headers = {"Idempotency-Key": "job-7"}
