@@ -23,5 +23,6 @@ def downgrade() -> None:
     op.execute("DROP TYPE quota.turn CASCADE")  # with it goes reserve_in_turn
     op.execute("DROP TYPE quota_internal.queued CASCADE")  # with it goes queued_behind
     op.execute("DROP FUNCTION quota_internal.keep_place(quota_internal.waiters, timestamptz)")
+    op.execute("DROP VIEW quota.waiting")
     op.execute("DROP TABLE quota_internal.waiters")
     install("0005", "grants")

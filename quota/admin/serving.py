@@ -8,21 +8,20 @@ QUOTA_WORKERS, QUOTA_THREADS, and QUOTA_CACHE_S, QUOTA_PROXIES, QUOTA_RATE_LIMIT
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
-import signal
-import sys
 from typing import TYPE_CHECKING, Any
+
+from quota.http.parents import on_starting
 
 if TYPE_CHECKING:
     from flask import Flask
 
+__all__ = ["application", "on_starting", "worker_exit"]
+
 DEFAULT_BIND = "127.0.0.1:8080"
 DEFAULT_WORKERS = 2
 DEFAULT_THREADS = 4
-
-_PR_SET_PDEATHSIG = 1
 
 bind = os.environ.get("QUOTA_BIND", "").strip() or DEFAULT_BIND
 workers = int(os.environ.get("QUOTA_WORKERS", "").strip() or DEFAULT_WORKERS)
@@ -52,18 +51,6 @@ accesslog = None
 errorlog = "-"
 loglevel = "info"
 control_socket_disable = True
-
-
-def on_starting(server: Any) -> None:
-    """Ends with the `quota` that started it, however that ends: the embedded database goes with it."""
-    parent = os.environ.get("QUOTA_PARENT")
-    if parent is None or sys.platform != "linux":
-        return
-    # No thread that watches: the workers are forked from this process.
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if str(os.getppid()) != parent:
-        server.log.warning("process %s has gone already", parent)
-        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def application() -> Flask:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from quota.calls.answers import Row
 from quota.calls.base import Call, Function
 
-__all__ = ["Rows", "View", "entries", "holds", "limits", "schema_revision", "subjects", "tiers"]
+__all__ = ["Rows", "View", "balances", "entries", "holds", "limits", "schema_revision", "subjects", "tiers"]
 
 Rows = list[dict[str, Any]]
 
@@ -60,6 +60,14 @@ SELECT tenant, tier, retired, limit_name, unit, kind, capacity, refill_per_s, pe
 FROM quota.tiers
 WHERE tenant IS NULL OR tenant = %(tenant)s::text
 ORDER BY tenant NULLS FIRST, tier, limit_name
+"""
+_BALANCES = """
+SELECT subject, limit_name, unit, kind, trim_scale(capacity) AS capacity, trim_scale(spent) AS spent,
+    trim_scale(reserved) AS reserved, trim_scale(level) AS level,
+    trim_scale(CASE WHEN kind = 'bucket' THEN level ELSE greatest(0, capacity - spent - reserved) END) AS available
+FROM quota.balances
+WHERE tenant = %(tenant)s::text
+ORDER BY subject, limit_name
 """
 _REVISION = "SELECT version_num FROM public.quota_alembic_version"
 
@@ -134,6 +142,11 @@ def subjects(
 ) -> View:
     """Returns the call for subjects, by name."""
     return View(_SUBJECTS, {"tenant": tenant, "name": name, "kind": kind, "below": below, "retired": retired})
+
+
+def balances(tenant: str) -> View:
+    """Returns the call for where all limits of a tenant stand, in one snapshot."""
+    return View(_BALANCES, {"tenant": tenant})
 
 
 def limits(tenant: str, owner: str | None) -> View:

@@ -73,6 +73,7 @@ def price() -> None:
 @with_store
 def price_set(
     session: Session,
+    /,
     provider: str,
     model: str,
     long_context: tuple[tuple[int, Decimal, Decimal], ...],

@@ -179,7 +179,7 @@ class RouteTable(_Table):
     """`[[routes]]`: how the requests of one kind are metered, and what they may ask and take."""
 
     path: Annotated[str, AfterValidator(_path)]
-    methods: tuple[Annotated[str, AfterValidator(_method)], ...] = Field((), strict=False)
+    methods: tuple[Annotated[str, AfterValidator(_method)], ...] = Field(default=(), strict=False)
     name: Text | None = None
     metered: bool = True
     estimate: Annotated[Any, BeforeValidator(_estimate)] = page_limit()
@@ -192,7 +192,7 @@ class RouteTable(_Table):
     headroom: Annotated[Decimal, BeforeValidator(_share)] = Decimal(0)
     targets: Text = "ids"
     max_targets: Annotated[int, Field(ge=1)] | None = None
-    period: tuple[Text, Text] = Field(("from", "to"), strict=False)
+    period: tuple[Text, Text] = Field(default=("from", "to"), strict=False)
     max_period: Span | None = None
     upstream_timeout: Span = timedelta(seconds=forward.UPSTREAM_S)
     max_response_bytes: Annotated[int, Field(ge=1)] | None = None
@@ -233,7 +233,7 @@ class HeadersTable(_Table):
     style: Literal["draft-11", "legacy", "none"] = "draft-11"
     show_cost: bool = False
     subject: HeaderName | None = "x-quota-subject"
-    drop: tuple[HeaderName, ...] = Field((), strict=False)
+    drop: tuple[HeaderName, ...] = Field(default=(), strict=False)
     pass_credentials: bool = False
 
 
@@ -244,7 +244,9 @@ class OAuthTable(_Table):
     audience: Text
     jwks_url: Annotated[str, AfterValidator(_key_address)] | None = None
     jwks_file: Text | None = None
-    algorithms: tuple[Annotated[str, AfterValidator(_algorithm)], ...] = Field(("RS256",), strict=False, min_length=1)
+    algorithms: tuple[Annotated[str, AfterValidator(_algorithm)], ...] = Field(
+        default=("RS256",), strict=False, min_length=1
+    )
     leeway: Span = timedelta(seconds=10)
     connection_claim: Text = "sid"
     user_claim: Text | None = None
@@ -267,7 +269,7 @@ class GatewayConfig(_Table):
     client_timeout: Span = timedelta(seconds=forward.CLIENT_S)
     limits_path: Annotated[str, AfterValidator(_path)] | None = "/v1/limits"
     health_path: Annotated[str, AfterValidator(_path)] = "/-/health"
-    headers: HeadersTable = Field(default_factory=HeadersTable)
+    headers: HeadersTable = HeadersTable()
     oauth: OAuthTable | None = None
     routes: tuple[RouteTable, ...] = Field(strict=False, min_length=1)
     folder: Path = Field(default=Path(), exclude=True)

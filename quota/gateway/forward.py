@@ -144,7 +144,7 @@ class _Exchange:
         self._send = send
         self._bounds = bounds
         self._loop = asyncio.get_running_loop()
-        self._timer = asyncio.timeout(self._bounds.upstream_s)
+        self._timer = asyncio.timeout(bounds.upstream_s)
         self._waiting_for = _End.UPSTREAM
         self._left_s = self._bounds.upstream_s
         self._told_cost: int | None = None
@@ -239,10 +239,10 @@ class _Exchange:
     def _wait_for_client(self, *, uploading: bool = False) -> None:
         if uploading and self._answering:
             return  # the answer's clock runs
-        when = self._timer.when()
-        self._left_s = self._bounds.upstream_s if when is None else when - self._loop.time()
+        now_s, when_s = self._loop.time(), self._timer.when()
+        self._left_s = self._bounds.upstream_s if when_s is None else when_s - now_s
         self._waiting_for = _End.CLIENT
-        self._timer.reschedule(self._loop.time() + self._forwarder.client_s)
+        self._timer.reschedule(now_s + self._forwarder.client_s)
 
     def _wait_for_upstream(self, *, uploading: bool = False) -> None:
         if (uploading and self._answering) or self._waiting_for is not _End.CLIENT:
@@ -274,7 +274,8 @@ class _Exchange:
                 self._answering = True
                 await self._send({"type": "http.response.start", "status": response.status, "headers": headers})
             await self._send({"type": "http.response.body", "body": piece, "more_body": not last})
-            self._wait_for_upstream()
+            if not last:
+                self._wait_for_upstream()
         if self._watcher is None:
             response.close()  # it has answered before it was asked in full; nothing more may follow on this connection
 

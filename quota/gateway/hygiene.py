@@ -7,6 +7,7 @@ taken from nobody else.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Container, Iterable, Mapping
 from typing import Any
@@ -41,6 +42,7 @@ _QUERY = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+,;=:@/?\[\]|{}^`\"<>\\-]|%(?:[0-9
 _HOST = re.compile(rb"(?:[A-Za-z0-9._~-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 _BAD_IN_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _SINGLE = frozenset({b"host", b"content-length", b"transfer-encoding", b"authorization", b"x-api-key"})
+_RELIED_ON = frozenset({b"content-length", b"content-type", b"x-agent-cost"})
 _METHODS_REFUSED = frozenset({"CONNECT", "TRACE"})
 
 
@@ -78,12 +80,16 @@ def _fault_of_target(path: bytes, query: bytes) -> Problem | None:
 
 
 def _fault_of_headers(scope: Mapping[str, Any]) -> Problem | None:
+    headers: Headers = scope["headers"]
+    # All values at once: nearly every request is in order.
+    together = b"\t".join([value for _, value in headers])
+    if _BAD_IN_VALUE.search(together) is not None or not _is_text(together):
+        named = next(name for name, value in headers if _BAD_IN_VALUE.search(value) or not _is_text(value))
+        return _malformed(
+            f"the header {named.decode('latin-1')} has control characters, a second line, or is not UTF-8"
+        )
     found: dict[bytes, bytes] = {}
-    for name, value in scope["headers"]:
-        if _BAD_IN_VALUE.search(value) is not None or not _is_text(value):
-            return _malformed(
-                f"the header {name.decode('latin-1')} has control characters, a second line, or is not UTF-8"
-            )
+    for name, value in headers:
         if name in _SINGLE:
             if name in found:
                 return _malformed(f"the header {name.decode('latin-1')} stands twice")
@@ -124,29 +130,28 @@ def _malformed(what: str) -> Problem:
     return Problem(400, "malformed", f"This request cannot be passed on: {what}.")
 
 
-def cleaned(headers: Iterable[tuple[bytes, bytes]], spoofed: Container[bytes] = ()) -> Headers:
+def cleaned(headers: Headers, spoofed: Container[bytes] = ()) -> Headers:
     """Returns a request's headers without what is about the connection, and without what the gateway alone may say.
 
     Arguments:
         headers: as the server gives them, names in lower case.
         spoofed: further names, in lower case, that a client may not send.
-
-    Names with an underscore go too: a WSGI or CGI upstream takes them for those with a hyphen.
     """
-    headers = list(headers)
     dropped = _named_in_connection(headers)
     return [
         (name, value)
         for name, value in headers
-        if not (
-            name in _HOP_BY_HOP
-            or name in dropped
-            or name in _SPOOFED
-            or name in spoofed
-            or b"_" in name
-            or name.startswith(_SPOOFED_PREFIXES)
-        )
+        if name not in dropped and name not in spoofed and not _is_for_nobody(name)
     ]
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_for_nobody(name: bytes) -> bool:
+    """True for what never reaches an upstream from a client.
+
+    Names with an underscore neither: a WSGI or CGI upstream takes them for those with a hyphen.
+    """
+    return name in _HOP_BY_HOP or name in _SPOOFED or b"_" in name or name.startswith(_SPOOFED_PREFIXES)
 
 
 def passed_back(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
@@ -156,7 +161,9 @@ def passed_back(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     return [(name, value) for name, value in lowered if name not in _HOP_BY_HOP and name not in dropped]
 
 
-def _named_in_connection(headers: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
+def _named_in_connection(headers: Headers) -> Container[bytes]:
+    values = [value for name, value in headers if name == b"connection"]
+    if not values:
+        return ()
     # What the gateway relies on is not to be taken out of its hands by naming it.
-    named = {token.strip().lower() for name, value in headers if name == b"connection" for token in value.split(b",")}
-    return frozenset(named - {b"", b"close", b"keep-alive", b"content-length", b"content-type", b"x-agent-cost"})
+    return {token.strip().lower() for value in values for token in value.split(b",")} - _RELIED_ON

@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quota.admin.serving import on_starting
+from quota.http.parents import on_starting
 
 if TYPE_CHECKING:
     from quota.gateway.front import Gateway

@@ -61,14 +61,14 @@ def spending(
     """Within the block, and whatever it calls or awaits, guarded calls are charged to this subject.
 
     Arguments:
-        who: `kind:id` of the user or key on whose behalf the calls are made, or a run: its `max_tokens` holds; None: as
-            around the block.
+        who: `kind:id` of the user or key on whose behalf the calls are made, or a run, itself and not its name: its
+            `max_tokens` holds; None: as around the block.
         route: what the calls are made for, as reports name it; None: as around the block.
         attempt: which attempt of one call it is, from 1: later ones are retries to the reports; None: as around it.
     """
     told = _spending.get()
     if isinstance(who, str):
-        told = replace(told, subject=who, max_tokens=None)
+        told = replace(told, subject=_no_run(who), max_tokens=None)
     elif who is not None:
         told = replace(told, subject=who.subject, max_tokens=who.max_tokens)
     before = _spending.set(replace(told, route=route or told.route, attempt=attempt or told.attempt))
@@ -76,6 +76,16 @@ def spending(
         yield
     finally:
         _spending.reset(before)
+
+
+def _no_run(subject: str) -> str:
+    """Returns the subject. Errors: `InvalidArgument` for a run's name, which does not tell how long answers may be."""
+    if subject.startswith("run:"):
+        raise InvalidArgument(
+            f'invalid_argument: "{subject}" is a run by its name alone, and calls below it have a max_tokens',
+            "use spending(run) with the run itself; another process starts a run of its own below the name",
+        )
+    return subject
 
 
 class _Core:
@@ -103,7 +113,7 @@ class _Core:
         if on_cut not in ("hold", "usage"):
             raise InvalidArgument(f'invalid_argument: on_cut is "{on_cut}"', "pass hold or usage")
         self.ledger = ledger
-        self.subject = subject
+        self.subject = None if subject is None else _no_run(subject)
         self.on_cut = on_cut
         self.ttl = ttl
         self.headroom = headroom

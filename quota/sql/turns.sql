@@ -132,6 +132,7 @@ DECLARE
     subjects text[];
     at timestamptz := quota_internal.clock();
     mine quota_internal.waiters;
+    has_place boolean;
     queued quota_internal.queued;
     d quota.decision;
     answer quota.turn;
@@ -145,7 +146,8 @@ BEGIN
     parsed := quota_internal.parse_costs(costs);
     subjects := ARRAY[subject] || CASE WHEN also = '{}' THEN also ELSE quota_internal.others(also, subject) END;
     SELECT * INTO mine FROM quota_internal.waiters w WHERE w.tenant = reserve_in_turn.tenant AND w.id = reserve_in_turn.id;
-    IF mine.id IS NULL THEN
+    has_place := FOUND;
+    IF NOT has_place THEN
         mine.tenant := tenant;
         mine.id := id;
         mine.since := at;
@@ -161,10 +163,8 @@ BEGIN
     IF queued.ahead IS NULL THEN
         d := quota.reserve(subject, costs, ttl, id, also, headroom, on_expiry, details, tenant);
         IF NOT d.granted AND d.retry_after_s IS NOT NULL THEN
-            -- Others may have queued up while this one was being decided.
-            queued := quota_internal.queued_behind(tenant, subjects, parsed, mine, at);
-            queued.ahead := coalesce(queued.ahead, 0);
-            queued.look_after_s := greatest(d.retry_after_s, queued.look_after_s);
+            queued.ahead := 0;
+            queued.look_after_s := d.retry_after_s;
             queued.alone_s := CASE WHEN d.reason IN ('rate', 'exhausted') THEN d.retry_after_s ELSE 0 END;
         END IF;
     ELSE
@@ -173,7 +173,9 @@ BEGIN
     END IF;
     IF queued.look_after_s IS NULL OR patience = '0' OR queued.alone_s > extract(epoch FROM patience) THEN
         queued.look_after_s := NULL;
-        DELETE FROM quota_internal.waiters w WHERE w.tenant = reserve_in_turn.tenant AND w.id = reserve_in_turn.id;
+        IF has_place THEN
+            DELETE FROM quota_internal.waiters w WHERE w.tenant = reserve_in_turn.tenant AND w.id = reserve_in_turn.id;
+        END IF;
     ELSE
         queued.look_after_s := least(queued.look_after_s, 10);
         mine.account := (
@@ -190,3 +192,13 @@ END
 $$;
 COMMENT ON FUNCTION quota.reserve_in_turn(text, jsonb, uuid, interval, interval, text[], numeric, text, jsonb, text) IS
     'reserve for callers who can wait: who is refused keeps a place in the queue by asking again, with the same id, within look_after_s.';
+
+CREATE OR REPLACE VIEW quota.waiting AS
+SELECT w.tenant, a.subject, a.limit_name, a.unit, count(*) AS waiting, trim_scale(sum(w.amount)) AS amount, min(w.since) AS since
+FROM quota_internal.waiters w
+JOIN quota_internal.accounts a ON a.tenant = w.tenant AND a.id = w.account
+JOIN quota_internal.visible_tenants v ON v.tenant = w.tenant
+CROSS JOIN quota_internal.present p
+WHERE w.expires_at > p.at
+GROUP BY w.tenant, a.subject, a.limit_name, a.unit;
+COMMENT ON VIEW quota.waiting IS 'Limits that somebody waits for in turn: how many, for how much, since when.';

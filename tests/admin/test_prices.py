@@ -33,6 +33,7 @@ def test_a_price_is_set_shown_changed_and_ended(api: Api) -> None:
     assert api.get(f"/prices/{first['version']}")["effective_until"].startswith("2040-01-01")
     assert [one["version"] for one in listed(api)] == [first["version"], later["version"]]
     assert listed(api, "?at=2041-01-01T00:00:00Z") == [later]
+    assert [one["version"] for one in listed(api, "?at=2039-12-31T23:59:59Z")] == [first["version"]]
     ended = api.do("POST", f"/prices/{later['version']}/end", {"at": "2050-01-01T00:00:00Z"})
     assert ended["effective_until"].startswith("2050-01-01")
     assert listed(api, "?at=2051-01-01T00:00:00Z") == []

@@ -189,3 +189,11 @@ def test_leases_show_whose_they_are_and_what_they_strand(team: Quota, database: 
         assert "usd=7" in team("holds").out
         assert team("reserve", "key:42", "usd=1", "--details", '{"lease": 1}').code == 0
         assert [row["stranded"] for row in team("holds", "--json").rows] == [{"usd": "7"}, None]
+
+
+def test_reserve_waits_in_turn(team: Quota) -> None:
+    assert team("reserve", "key:42", "usd=50", "--wait", "1s").code == 0
+    ended = team("reserve", "key:42", "usd=1", "--wait", "0.1s")
+    assert ended.code == 1
+    assert "no room in " in ended.complaint
+    assert "refused, held by limit" in ended.complaint

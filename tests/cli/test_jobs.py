@@ -149,6 +149,12 @@ def test_demo_agents_says_what_to_install(quota: Quota, monkeypatch: pytest.Monk
     assert "pip install 'quota-ledger[openai]'" in ended.complaint
 
 
+@pytest.mark.parametrize("budget", ["0.01", "1000"])
+def test_demo_agents_keeps_the_runaway_short(quota: Quota, budget: str) -> None:
+    ended = quota("demo", "agents", "--budget", budget)
+    assert (ended.code, budget in ended.complaint) == (2, True)
+
+
 def test_demo_without_a_name_is_the_fleet(quota: Quota) -> None:
     assert "--workers" not in quota("demo", "--help").out
     for words in (("demo", "--workers", "0"), ("demo", "fleet", "--workers", "0")):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -72,11 +72,13 @@ class Crowd:
         run(self.connection, CreateSubject(POOL))
         run(self.connection, SetLimit(POOL, "rate", "cost", "bucket", self.capacity, self.refill_per_s))
 
-    def add(self, clients: int, ask: Ask) -> None:
-        """Lets so many clients live, all of them from now on."""
-        for number in range(clients):
+    def add(self, clients: int, ask: Ask) -> range:
+        """Lets so many clients live, all of them from now on; returns their numbers."""
+        numbers = range(len(self.waits), len(self.waits) + clients)
+        for number in numbers:
             self.waits[number] = []
             self._wake(self.now_s, self._life(number, ask))
+        return numbers
 
     def run(self, until_s: float) -> None:
         """Lets time pass."""
@@ -128,18 +130,19 @@ class Crowd:
         slots = [int(at / slot_s) for at in self.asks if at >= from_s]
         return max((slots.count(slot) for slot in set(slots)), default=0)
 
-    def longest_wait(self) -> float:
-        """The longest that anybody has waited, or waits."""
-        over = [wait for waits in self.waits.values() for wait in waits]
-        return max(*over, *(self.now_s - since for since in self.waiting.values()))
+    def longest_wait(self, clients: Iterable[int] | None = None) -> float:
+        """The longest that any of these has waited, or waits; None: of all."""
+        meant = self.waits if clients is None else set(clients)
+        over = [wait for number in meant for wait in self.waits[number]]
+        return max(*over, *(self.now_s - since for number, since in self.waiting.items() if number in meant), 0)
 
 
-def in_turn_for(patience: timedelta) -> Ask:
+def in_turn_for(patience: timedelta, headroom: str = "0") -> Ask:
     """The client's own way: `reserve(wait=…)`."""
 
     def ask(crowd: Crowd, number: int) -> Plan[Reservation]:
         name = UUID(int=crowd.random.getrandbits(128))
-        first = ReserveInTurn(POOL, {"cost": crowd.held}, name, patience)
+        first = ReserveInTurn(POOL, {"cost": crowd.held}, name, patience, headroom=headroom)
         began = crowd.now_s
 
         def one(call: ReserveInTurn) -> Plan[Any]:

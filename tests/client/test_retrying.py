@@ -21,7 +21,7 @@ from quota.ids import uuid7
 from tests.client.conftest import PATIENCE_S
 from tests.client.crowd import Crowd, as_told, in_turn_for
 from tests.server import Connection
-from tests.sql.kit import value
+from tests.sql.kit import NOON, set_clock, value
 
 CLIENTS, REFILL = 200, 10
 # So long it takes to serve everybody once; nobody can expect to wait less when all come at the same time.
@@ -37,11 +37,11 @@ SLOT = {"concurrency": 1}
 def test_two_hundred_clients_use_the_refill_without_bursts_and_each_is_served(conn: Connection) -> None:
     crowd = Crowd(conn, capacity=2 * REFILL, refill_per_s=REFILL, think_s=THINK_S)
     crowd.add(CLIENTS, in_turn_for(timedelta(hours=1)))
-    crowd.run(until_s=2.5 * FAIR_S)
+    crowd.run(until_s=2 * FAIR_S)
     assert crowd.used(from_s=5) >= 0.95
     assert crowd.crush(from_s=0) <= 0.15 * CLIENTS
     assert len(crowd.asks) <= 12 * len(crowd.grants)
-    assert min(len(waits) for waits in crowd.waits.values()) >= 2
+    assert all(crowd.waits.values()), "everybody was served"
     assert crowd.longest_wait() <= 1.5 * FAIR_S
 
 
@@ -54,12 +54,23 @@ def test_those_who_come_back_as_told_come_all_at_once(conn: Connection) -> None:
 
 
 def test_the_queue_moves_as_fast_as_holds_return(conn: Connection) -> None:
-    """Each call holds four times what it settles at: by what is held, everybody would be told four times as long."""
-    crowd = Crowd(conn, capacity=6 * REFILL, refill_per_s=REFILL, held=4, call_s=1.0, think_s=THINK_S / 2)
+    """Each call holds eight times what it settles at: by what is held, everybody would be told eight times as long."""
+    crowd = Crowd(conn, capacity=10 * REFILL, refill_per_s=REFILL, held=8, call_s=1.0, think_s=THINK_S / 2)
     crowd.add(CLIENTS // 2, in_turn_for(timedelta(hours=1)))
-    crowd.run(until_s=1.5 * FAIR_S)
-    assert crowd.used(from_s=0) >= 0.95
+    crowd.run(until_s=1.75 * FAIR_S)
+    assert crowd.used(from_s=15) >= 0.95
     assert crowd.longest_wait() <= FAIR_S
+
+
+def test_batch_work_saturates_what_it_may_and_interactive_work_does_not_wait(conn: Connection) -> None:
+    crowd = Crowd(conn, capacity=4 * REFILL, refill_per_s=REFILL, think_s=1.0)
+    batch = crowd.add(CLIENTS // 4, in_turn_for(timedelta(hours=1), headroom="0.2"))
+    crowd.run(until_s=10)
+    interactive = crowd.add(REFILL // 2, in_turn_for(timedelta(hours=1)))
+    crowd.run(until_s=20)
+    assert crowd.longest_wait(interactive) == 0
+    assert crowd.longest_wait(batch) > 5, "batch work waits for batch work"
+    assert crowd.used(from_s=5) >= 0.95
 
 
 # -- one plan -------------------------------------------------------------------------------------------------------
@@ -199,6 +210,7 @@ def wait_for_a_slot(worker: Worker) -> bool:
 
 
 def test_processes_stand_in_one_queue(ledger: str, client: Client, slot: UUID, observer: Connection) -> None:
+    set_clock(observer, NOON)  # no place lapses, however slow this machine is
     with Fleet(1, ledger) as fleet:
         fleet.start(wait_for_a_slot, [()])
         news = fleet.news()
@@ -215,8 +227,7 @@ def test_processes_stand_in_one_queue(ledger: str, client: Client, slot: UUID, o
             turn = ask()
             assert (turn.granted, turn.ahead) == (False, 1)
             client.call(Release(slot))
-            turn = ask()
-            assert turn.granted is (turn.ahead == 0), "whoever is first, goes first"
+            assert not ask().granted, "whoever is first, goes first"
         assert next(news).value is True, "the process got it that was there first"
 
 

@@ -84,7 +84,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif how == "hang":
             self.provider.released.wait(30)
         elif how == "wait":  # and answer
-            self.provider.released.wait(60)
+            self.provider.released.wait(240)
             self._answer(body, "ok")
         else:
             self._answer(body, how)

@@ -14,9 +14,9 @@ import anthropic
 import openai
 import pytest
 
-from quota.calls import ReportModels, ReportPools, SetLimit
+from quota.calls import ReportModels, ReportPools, Reserve, SetLimit
 from quota.client import AsyncClient, Client, run
-from quota.errors import Refused, Unavailable
+from quota.errors import Refused, Shortage, Unavailable
 from quota.integrations import anthropic as anthropics
 from quota.integrations import openai as openais
 from quota.integrations import refusals
@@ -27,6 +27,12 @@ from tests.integrations.test_openai import ASKED
 from tests.sql.kit import PATIENCE_S
 
 TOO_MUCH: Any = {**ASKED, "max_completion_tokens": 5000}
+
+
+@pytest.fixture(autouse=True)
+def rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the first time refusals are told when they are asked for, however slow this machine is."""
+    monkeypatch.setattr(refusals, "_EVERY_S", 1e9)
 
 
 @pytest.fixture
@@ -97,6 +103,17 @@ def test_the_limit_that_refused_is_named(
     assert (found["tpm"]["refused"], found["tpd"]["refused"]) == (3, 0)
 
 
+def test_a_call_that_waited_in_vain_counts_once(client: Client, books: Books, provider: Provider, route: str) -> None:
+    run(books.connection, SetLimit(books.pool, "slots", "concurrency", "concurrency", 1))
+    run(books.connection, Reserve(books.user, {"usd": 0}, also=[books.pool]))
+    guard = Guard(client, books.user, pool=Pool(books.pool), wait=Decimal("0.1"), details={"route": route})
+    plain = openai.OpenAI(api_key="secret", base_url=f"{provider.url}/v1")
+    with plain, openais.guarded(plain, guard) as ai, pytest.raises(Shortage):
+        ai.chat.completions.create(**ASKED)
+    guard.tell_refusals()
+    assert told(books, route) == [("concurrency", books.pool, "slots", 1, 0)]
+
+
 def test_a_ledger_that_is_away_is_told_later(
     ai: openai.OpenAI, guard: Guard, books: Books, route: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,7 +137,7 @@ def test_a_later_call_tells_what_is_due(ai: openai.OpenAI, guard: Guard, books: 
             ai.chat.completions.create(**TOO_MUCH)
     ai.chat.completions.create(**ASKED)
     assert len(told(books, route)) == 1
-    guard.refusals._told_at -= 11
+    guard.refusals._told_at -= 2e9
     ai.chat.completions.create(**ASKED)
     assert [row[3] for row in told(books, route)] == [1, 1]
 

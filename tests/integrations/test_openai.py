@@ -14,7 +14,7 @@ import pytest
 from quota.calls import Freeze, SetLimit, SetPrice
 from quota.client import AsyncClient, Client, run
 from quota.costs.tokens import QuotaTokens
-from quota.errors import InvalidArgument, MissingCeiling, Refused, UnboundedInput, UnpricedModel
+from quota.errors import InvalidArgument, MissingCeiling, Refused, Shortage, UnboundedInput, UnpricedModel
 from quota.integrations.guard import AsyncGuard, Guard, Pool, spending
 from quota.integrations.openai import guarded
 from tests.integrations.conftest import COST, RATES, Books
@@ -42,6 +42,23 @@ def make(provider: Provider, client: Client, books: Books) -> Iterator[Make]:
 @pytest.fixture
 def ai(make: Make) -> openai.OpenAI:
     return make()
+
+
+# -- waiting --------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_waits_in_turn_and_never_leaves_without_room(
+    make: Make, client: Client, books: Books, provider: Provider
+) -> None:
+    client.call(SetLimit(books.user, "slots", "concurrency", "concurrency", 1))
+    busy = client.reserve(books.user, {"concurrency": 1, "usd": 0}).reservation
+    assert busy is not None
+    with pytest.raises(Shortage, match="no room"):
+        make(wait=0.1).chat.completions.create(**ASKED)
+    assert provider.reached == []
+    client.release(busy)
+    make(wait=60).chat.completions.create(**ASKED)
+    assert len(provider.reached) == 1
 
 
 # -- answered -------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 
 from quota.calls import Balance, Freeze
 from quota.client import AsyncClient, Client
-from quota.errors import MissingCeiling, Refused, RunRefused
+from quota.errors import InvalidArgument, MissingCeiling, Refused, RunRefused
 from quota.integrations.guard import AsyncGuard, Guard, spending
 from quota.integrations.openai import guarded
 from quota.runs import run, run_async
@@ -40,6 +40,32 @@ def test_calls_below_a_run_charge_run_lead_and_user(client: Client, books: Books
             with pytest.raises(Refused, match="frozen"):
                 ai.chat.completions.create(**ASKED)
     assert len(provider.reached) == 1
+
+
+def test_a_run_in_another_place_keeps_to_the_ceilings_above_it(
+    client: Client, books: Books, provider: Provider
+) -> None:
+    """Whoever knows no more than the lead's name starts a run below it, and is told the least ceiling of all above."""
+    with (
+        openai.OpenAI(api_key="secret", base_url=f"{provider.url}/v1") as plain,
+        guarded(plain, Guard(client)) as ai,
+        run(client, books.user, budget={"usd": "0.9"}, max_tokens=99) as lead,
+        run(client, lead.subject, budget={"usd": "0.5"}, max_tokens=500) as worker,
+        run(client, worker.subject, budget={"usd": "0.4"}) as helper,
+        spending(helper),
+    ):
+        assert helper.max_tokens == 99
+        with pytest.raises(MissingCeiling, match="may ask for 99"):
+            ai.chat.completions.create(**ASKED)
+        ai.chat.completions.create(**{**ASKED, "max_completion_tokens": 99})
+    assert len(provider.reached) == 1
+
+
+def test_a_run_by_its_name_alone_would_lose_its_ceiling(client: Client) -> None:
+    with pytest.raises(InvalidArgument, match='"run:x" is a run by its name alone'):
+        Guard(client, "run:x")
+    with pytest.raises(InvalidArgument, match='"run:x" is a run by its name alone'), spending("run:x"):
+        pass
 
 
 def test_a_run_that_is_over_gives_back_what_it_did_not_spend(client: Client, books: Books) -> None:

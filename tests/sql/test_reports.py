@@ -297,6 +297,9 @@ def test_coefficients_of_a_known_relation_are_found(ledger: Connection) -> None:
             database_ms=load,
             latency_ms=50,
         )
+    routed(
+        ledger, "query", 1, "timeout", rows=1000, node_calls=1, database_ms=9, latency_ms=50
+    )  # no rows were answered
     found = calibration(ledger)["query"]
     assert (found["ms_per_row"], found["suggested_node_percent"], found["suggested_base_cost"]) == (
         Decimal("0.5"), 30, 10,
@@ -335,6 +338,7 @@ def test_the_databases_time_decides_where_half_of_the_calls_tell_it(ledger: Conn
     routed(ledger, "b", 10, latency_ms=40)
     found = calibration(ledger)
     assert (found[None]["load"], found["a"]["load_ms"], found["b"]["load_ms"]) == ("database_ms", 20, None)
+    assert found[None]["ms_per_cost"] == 2, "of the calls that tell it"
     routed(ledger, "b", 10, latency_ms=40)
     found = calibration(ledger)
     assert (found[None]["load"], found["a"]["load_ms"], found["b"]["load_ms"]) == ("latency_ms", 100, 80)
@@ -346,7 +350,7 @@ def test_failures_estimates_and_missing_headers(ledger: Connection) -> None:
     routed(ledger, "query", 100, estimate=60, latency_ms=195)
     for outcome in ("timeout", "failed"):
         routed(ledger, "query", 1, outcome, estimate=60, latency_ms=400)
-    routed(ledger, "query", 1, estimate=60, latency_ms=5, cost_header_missing=True)
+    routed(ledger, "query", 1, "gone", estimate=60, latency_ms=5, cost_header_missing=True)
     found = calibration(ledger)["query"]
     assert (found["calls"], found["failed"], found["failure_rate"]) == (10, 2, Decimal("0.2"))
     assert (found["header_missing"], found["estimate_short"]) == (1, Decimal("0.1"))

@@ -229,6 +229,9 @@ def b_has_it_all(conn: Connection) -> None:
     hold(conn, "org:x", USD, id=SETTLED, ttl="1 hour", details=Jsonb(told), tenant="b")
     call(conn, "settle", SETTLED, tenant="b")
     assert call(conn, "create_run", "run:known", "org:x", Jsonb(USD), tenant="b")["granted"]
+    call(conn, "set_limit", "key:k", "rate", "tokens", "bucket", 1, 1, tenant="b")
+    call(conn, "record", "key:k", Jsonb({"tokens": 1}), tenant="b")
+    assert call(conn, "reserve_in_turn", "key:k", Jsonb({"tokens": 1}), TURN, tenant="b")["look_after_s"] == 1
     conn.execute("UPDATE quota_internal.accounts SET reserved = reserved + 1 WHERE tenant = 'b' AND subject = 'org:x'")
 
 

@@ -122,6 +122,7 @@ def test_the_place_is_on_the_binding_limit_and_in_nobodys_way_elsewhere(ledger: 
     ask(ledger, 5, also=["pool:1"])  # waits for the key's bucket
     hold(ledger, "pool:1", {"cost": 99})
     bucket(ledger, "key:2", 100, 1)
+    advance(ledger, "1 microsecond")
     assert ask(ledger, 1, subject="key:2", also=["pool:1"])[1]["granted"]
 
 
@@ -160,6 +161,8 @@ def test_waiters_for_slots_look_the_more_seldom_the_further_behind(ledger: Conne
     refused = wait(second)[1]
     assert (refused["granted"], refused["reason"]) == (False, "concurrency"), "the slot is the first one's"
     assert wait(first)[1]["granted"]
+    refused = call(ledger, "reserve_in_turn", "user:1", {"concurrency": 1}, second, patience="0")
+    assert (refused["reason"], refused["look_after_s"], places(ledger)) == ("concurrency", None, 0)
 
 
 def test_waiters_for_a_budget_that_others_hold(ledger: Connection) -> None:
@@ -192,9 +195,21 @@ def test_a_window_opens_for_one_after_the_other(ledger: Connection) -> None:
         assert answer["reason"] == "exhausted"
         looks.append((answer["ahead"], answer["look_after_s"]))
     assert looks == [(0, 10), (1, 10), (2, 10)], "never later than a place is kept"
-    advance(ledger, "59 minutes 59 seconds")
-    row = call(ledger, "reserve_in_turn", "user:1", {"usd": 1}, new_id(), patience="2 hours")
-    assert row["ahead"] == 0, "those before have not kept theirs"
+    advance(ledger, "59 minutes 55 seconds")
+    looks = []
+    for _ in range(3):
+        advance(ledger, "1 microsecond")
+        answer = call(ledger, "reserve_in_turn", "user:1", {"usd": 1}, new_id(), patience="2 hours")
+        looks.append((answer["ahead"], round(answer["look_after_s"], 2)))
+    assert looks == [(0, Decimal("5.00")), (1, Decimal("5.01")), (2, Decimal("5.02"))], "the first ones kept no place"
+
+
+def test_a_hold_whose_time_has_passed_is_in_nobodys_way(ledger: Connection) -> None:
+    slots(ledger, "user:1")
+    hold(ledger, "user:1", {"concurrency": 1}, ttl="1 second")
+    ask(ledger)
+    advance(ledger, "2 seconds")
+    assert call(ledger, "reserve_in_turn", "user:1", {"concurrency": 1}, new_id())["granted"]
 
 
 @pytest.mark.parametrize(
@@ -220,6 +235,22 @@ def test_a_freeze_sends_waiters_away_wherever_they_stand(ledger: Connection) -> 
     assert places(ledger) == 0
 
 
+def test_who_waits_for_what_is_shown(ledger: Connection) -> None:
+    for cost in (1, 2):
+        ask(ledger, cost)
+        advance(ledger, "1 microsecond")
+    slots(ledger, "user:1")
+    hold(ledger, "user:1", {"concurrency": 1})
+    call(ledger, "reserve_in_turn", "user:1", {"concurrency": 1}, new_id())
+    shown = "SELECT subject, limit_name, unit, waiting, amount, since::text FROM quota.waiting ORDER BY subject"
+    assert ledger.execute(shown.encode()).fetchall() == [
+        (KEY, "rate", "cost", 2, 3, NOON),
+        ("user:1", "slots", "concurrency", 1, 1, "2026-05-04 12:00:00.000002+00"),
+    ]
+    advance(ledger, "1 minute")
+    assert ledger.execute(shown.encode()).fetchall() == [], "places that were not kept"
+
+
 def test_patience(ledger: Connection) -> None:
     with nothing_changes(ledger):
         hasty = ask(ledger, 5, patience="4.9 seconds")[1]
@@ -238,6 +269,7 @@ def test_a_known_id_is_answered_whoever_waits(ledger: Connection) -> None:
     name, answer = ask(ledger)
     assert (answer["granted"], answer["replayed"]) == (True, False)
     ask(ledger)
+    advance(ledger, "1 microsecond")
     answer = again(ledger, name)
     assert (answer["granted"], answer["replayed"], answer["reservation"]) == (True, True, name)
     call(ledger, "settle", name, {"cost": 1})

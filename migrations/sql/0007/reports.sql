@@ -251,7 +251,8 @@ BEGIN
     SELECT * INTO during FROM quota_internal.report_range(since, until);
     RETURN QUERY
     WITH told AS (
-        SELECT c.*, c.outcome <> 'answered' AS is_failed,
+        -- Whoever leaves while it is answered is no failure of the route.
+        SELECT c.*, c.outcome NOT IN ('answered', 'gone') AS is_failed,
             -- Routes are compared by one measure: the database's time where at least half of the calls tell it.
             2 * count(c.database_ms) OVER () >= count(*) OVER () AS by_database
         FROM quota.route_calls c
@@ -280,7 +281,7 @@ BEGIN
             var_pop(c.x1) AS v1, var_pop(c.x2) AS v2, covar_pop(c.x1, c.x2) AS v12,
             covar_pop(c.load_ms, c.x1) AS y1, covar_pop(c.load_ms, c.x2) AS y2
         FROM calls c
-        WHERE NOT c.is_failed AND c.load_ms IS NOT NULL AND c.x1 IS NOT NULL AND c.x2 IS NOT NULL
+        WHERE c.outcome = 'answered' AND c.load_ms IS NOT NULL AND c.x1 IS NOT NULL AND c.x2 IS NOT NULL
         GROUP BY GROUPING SETS ((c.route), ())
     ), slopes AS (
         -- Where node calls never vary apart from rows, rows alone explain what they can.

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from decimal import ROUND_DOWN, Decimal
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
 from quota.calls import BalanceRow, Freeze, Violation, views
 from quota.cli.demos.provider import Provider
+from quota.cli.demos.tree import News, Node, View, watching
 from quota.cli.failures import REFUSED
 from quota.cli.help import examples
 from quota.cli.params import AMOUNT
@@ -40,7 +40,7 @@ BOOK = PriceBook(
 # A call waits for its turn at the pool as long as it takes; no agent waits for money.
 _WAIT_S = 600
 _CALL_S = 60
-_LOOK_EVERY_S = 0.25
+_LEAST, _MOST = Decimal("0.05"), Decimal(5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,45 +60,6 @@ class Job:
     slice: Decimal
     calls: int | None
     helper: str | None
-
-
-class News(NamedTuple):
-    """What became of a run: it `started` below a parent with a slice, `called`, was `refused` something, or `ended`."""
-
-    kind: str
-    run: str
-    parent: str = ""
-    slice: Decimal = Decimal(0)
-    text: str = ""
-
-
-@dataclass
-class Node:
-    """One run, as the lead sees it."""
-
-    name: str
-    parent: str
-    slice: Decimal
-    calls: int = 0
-    refused: list[str] = field(default_factory=list)
-    state: str = "live"
-    row: BalanceRow | None = None
-
-    def figure(self, name: str) -> Decimal | None:
-        """Where its slice stands: `spent`, `reserved` or `available` as last looked up."""
-        found: Decimal | None = getattr(self.row, name, None)
-        return found
-
-    def document(self) -> dict[str, Any]:
-        """The run for programs."""
-        return {
-            "run": self.name,
-            "parent": self.parent,
-            "slice": self.slice,
-            "calls": self.calls,
-            "refused": self.refused,
-            **{name: self.figure(name) for name in ("spent", "reserved", "available")},
-        }
 
 
 @dataclass(frozen=True)
@@ -167,6 +128,8 @@ def agents(session: Session, size: int, budget: Decimal, calls: int, tpm: int, c
     Exit code 0 when no cap was passed and the ledger's books agree with the provider's; else 1.
     """
     _require_openai()
+    if not _LEAST <= budget <= _MOST:
+        raise click.BadParameter(f"{budget} is not {_LEAST} to {_MOST}: the runaway spends it call by call")
     screen, url, prepare = session.screen, session.url, session.target.settings.prepare_threshold
     tenant = fresh_tenant(session.client, "demo")
     fresh_budget(session.client, tenant, USER, budget * 2)
@@ -177,7 +140,7 @@ def agents(session: Session, size: int, budget: Decimal, calls: int, tpm: int, c
         Client(url, tenant=tenant, prepare_threshold=prepare, timeout_s=_CALL_S) as ledger,
         Provider(call_ms / 1000) as provider,
         Fleet(size, url, tenant=tenant, prepare_threshold=prepare, preload=preload) as processes,
-        _view(ledger, screen) as view,
+        watching(ledger, USER, POOL, screen) as view,
     ):
         jobs = _jobs(size, budget, calls, provider.url)
         stopped = _lead(ledger, processes, jobs, budget, view)
@@ -284,88 +247,6 @@ def _with_helper(worker: Worker, own: Run, name: str, share: Decimal, call: Call
 
 def _called(name: str, refused: str | None) -> News:
     return News("called", name) if refused is None else News("refused", name, text=f"a call: {refused}")
-
-
-# -- what is seen ---------------------------------------------------------------------------------------------------
-
-
-class View:
-    """The tree of runs: what each has made, and where its slice stands.
-
-    Arguments:
-        ledger: where the slices are looked up.
-        show: told of the tree now and then.
-        line: told of what happened, in words.
-    """
-
-    def __init__(self, ledger: Client, show: Callable[[View], None], line: Callable[[str], None]) -> None:
-        self.nodes: dict[str, Node] = {}
-        self.user: BalanceRow | None = None
-        self.pool: BalanceRow | None = None
-        self._ledger = ledger
-        self._show = show
-        self._line = line
-        self._looked = 0.0
-
-    def see(self, news: News) -> None:
-        """Takes news of a run in."""
-        if news.kind == "started":
-            self.nodes[news.run] = Node(news.run, news.parent, news.slice)
-            self._line(f"{news.run} starts below {news.parent} with ${number(news.slice)}")
-        elif news.kind == "called":
-            self.nodes[news.run].calls += 1
-        elif news.kind == "refused":
-            self.nodes[news.run].refused.append(news.text)
-            self._line(f"{news.run} is refused {news.text}")
-        else:
-            self.nodes[news.run].state = "ended"
-        last = news == News("ended", LEAD)
-        if last or time.monotonic() - self._looked >= _LOOK_EVERY_S:
-            self._look()
-            self._show(self)
-        if news.kind == "ended":
-            self._line(f"{news.run} ends after {self.nodes[news.run].calls} calls")
-
-    def _look(self) -> None:
-        self._looked = time.monotonic()
-        for node in self.nodes.values():
-            rows = {row.subject: row for row in self._ledger.balance(node.name)}
-            node.row, self.user = rows.get(node.name), rows.get(USER)
-        (self.pool,) = (row for row in self._ledger.balance(POOL) if row.limit_name == "tpm")
-
-
-@contextmanager
-def _view(ledger: Client, screen: Screen) -> Iterator[View]:
-    """Yields the view: a tree that moves on a terminal, a line per event otherwise."""
-    if not screen.lively:
-        yield View(ledger, lambda _: None, screen.line)
-        return
-    from rich.live import Live
-
-    with Live(refresh_per_second=8) as live:
-        yield View(ledger, lambda view: live.update(_tree(view)), lambda _: None)
-
-
-def _tree(view: View) -> Any:
-    from rich.text import Text
-    from rich.tree import Tree
-
-    root = Tree(Text(f"{USER}   {_money(view.user)}", "bold"))
-    branches = {USER: root}
-    for node in view.nodes.values():
-        label = Text(f"{node.name}   {_money(node.row)}   calls {node.calls}", "dim" if node.state == "ended" else "")
-        label.append("".join(f"   refused {text}" for text in node.refused[-1:]), "red")
-        branches[node.name] = branches[node.parent].add(label)
-    if view.pool is not None and view.pool.level is not None:
-        root.add(Text(f"{POOL}   {view.pool.level:.0f} of {number(view.pool.capacity)} tokens a minute left", "cyan"))
-    return root
-
-
-def _money(row: BalanceRow | None) -> str:
-    if row is None:
-        return "..."
-    spent, reserved, left = (value or Decimal(0) for value in (row.spent, row.reserved, row.available))
-    return f"spent ${spent:.4f}   held ${reserved:.4f}   left ${left:.4f}"
 
 
 # -- the proof ------------------------------------------------------------------------------------------------------
