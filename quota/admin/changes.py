@@ -22,7 +22,7 @@ from quota.client import Client, Do, Transaction
 from quota.http.problems import Problem
 from quota.http.values import plain, written
 
-__all__ = ["Found", "answer", "etag", "ledger", "principal", "write"]
+__all__ = ["Found", "answer", "etag", "ledger", "must_be_unconditional", "principal", "write"]
 
 Found = Mapping[str, Any]
 """A resource as it is answered."""
@@ -85,6 +85,12 @@ def _versions() -> frozenset[str] | None:
     if not found or _ETAGS.sub("", header).strip():
         raise Problem(400, "malformed", 'If-Match: give the ETag of an answer, such as "5d41402a", or *.')
     return frozenset(found)
+
+
+def must_be_unconditional() -> None:
+    """Refuses If-Match where what is changed has no version: nothing is done as if it had matched. Errors: 412."""
+    if request.headers.get("If-Match") is not None:
+        raise Problem(412, "stale", "If-Match: what this changes has no version; leave it out.")
 
 
 def _must_match(do: Do, current: Callable[[Do], Found] | None, versions: frozenset[str] | None) -> None:

@@ -11,7 +11,7 @@ from flask import Response
 from pydantic import Field
 
 from quota.admin.access import CLOSE, OPERATE, READ, WORK
-from quota.admin.changes import Found, answer, idempotency_key, ledger, principal, write
+from quota.admin.changes import Found, answer, idempotency_key, ledger, must_be_unconditional, principal, write
 from quota.admin.money import is_money
 from quota.admin.pages import page, position
 from quota.admin.rate_limits import limit_headers
@@ -227,6 +227,7 @@ class Crediting(Body):
 
 def _id(given: UUID | None) -> tuple[UUID, bool]:
     """The id of a request, and whether it was made from its Idempotency-Key."""
+    must_be_unconditional()
     key = idempotency_key()
     if given is not None:
         return given, False
@@ -324,7 +325,9 @@ def _operators_reason(reason: str | None) -> str | None:
     worker = principal().role == "worker"
     if worker and reason is not None:
         raise Problem(422, "invalid_argument", "reason: only operators give one; put yours into details.")
-    if not worker and reason is None:
+    if worker:
+        must_be_unconditional()
+    elif reason is None:
         raise Problem(422, "invalid_argument", "reason: an operator has to say why; it is logged.")
     return reason
 
@@ -384,12 +387,14 @@ def credit(path: ReservationPath, body: Crediting) -> Response:
 @route(reservations, "post", "/reservations/<segment:id>/adjust", WORK, ok={200: Granted})
 def adjust(path: ReservationPath, body: Adjusting) -> Response:
     """Change what an open hold holds, to these totals. More is decided like a reservation, less always fits."""
+    must_be_unconditional()
     return _granted(ledger().call(Adjust(path.id, body.costs, principal().tenant)), "", 200)
 
 
 @route(reservations, "post", "/reservations/<segment:id>/extend", WORK, ok={200: Extended})
 def extend(path: ReservationPath, body: Extending) -> Response:
     """Let an open hold live for `ttl_s` from now on; never less than before."""
+    must_be_unconditional()
     return answer({"expires_at": ledger().call(Extend(path.id, span_of(body.ttl_s), principal().tenant))})
 
 

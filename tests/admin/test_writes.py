@@ -74,6 +74,23 @@ def test_a_stale_version_is_refused(api: Api) -> None:
     assert api.request("POST", "/keys", {"name": "x"}, headers={"If-Match": "*"}).status == 412
 
 
+def test_a_condition_is_never_passed_over(api: Api) -> None:
+    """What a worker changes has no version: a request that names one is refused, not done all the same."""
+    budget(api)
+    made = api.do("POST", "/reservations", {"subject": "key:w", "costs": {"usd": "4"}}, "worker")["reservation"]
+    place = f"/reservations/{made}"
+    for path, body in (
+        ("/reservations", {"subject": "key:w", "costs": {"usd": "1"}}),
+        ("/usage-records", {"subject": "key:w", "costs": {"usd": "1"}}),
+        (f"{place}/adjust", {"costs": {"usd": "5"}}), (f"{place}/extend", {"ttl_s": 3600}), (f"{place}/settle", {}),
+        (f"{place}/release", {}),
+    ):  # fmt: skip
+        answer = api.request("POST", path, body, "worker", headers={"If-Match": '"x"'})
+        assert (answer.status, answer.problem) == (412, "stale"), path
+    assert api.get(place)["state"] == "held"
+    assert [one["reservation"] for one in api.get("/reservations")["items"]] == [made]
+
+
 def test_of_many_with_one_version_one_wins(api: Api) -> None:
     api.do("POST", "/keys", {"name": "a", "id": "k"})
     tag = api.request("GET", "/keys/k").headers["ETag"]
