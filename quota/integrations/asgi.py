@@ -140,6 +140,8 @@ class _Exchange:
             self.outcome = "cut" if self._started else "exception"
 
     async def close(self) -> None:
+        if not self._call.is_open:
+            return
         cancelled = await undisturbed(self._client.drive(self._call.closing(self.outcome)))
         if cancelled is not None and self.outcome != "gone":
             raise cancelled

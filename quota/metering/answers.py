@@ -1,16 +1,37 @@
-"""What is answered in the application's place."""
+"""What is answered in the application's place, and what is added to what it answers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from quota.calls import LimitState, Reservation
+from quota.errors import Misuse, QuotaError, UnknownSubject
 from quota.http import headers as limit_headers
-from quota.http.problems import CONTENT_TYPE, Problem, of_refusal
+from quota.http.problems import CONTENT_TYPE, Problem, of_error, of_refusal
 from quota.http.values import written
+from quota.metering.identity import unauthenticated
 
-__all__ = ["Answer", "of_limits", "of_problem", "refused"]
+__all__ = [
+    "FAIL_OPEN",
+    "Answer",
+    "ResponseHeaders",
+    "balances",
+    "ledger_problem",
+    "of_limits",
+    "of_problem",
+    "refused",
+    "told",
+]
+
+
+logger = logging.getLogger("quota.metering")
+
+FAIL_OPEN = "Quota-Fail-Open"
+"""The header of an answer that passed while the ledger was away: the Structured Field `?1`."""
+
+ResponseHeaders = list[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +97,37 @@ def of_limits(subject: str, states: Sequence[LimitState], headers: Iterable[tupl
     ]  # fmt: skip
     text = written({"subject": subject, "limits": shown})
     return _whole(200, "application/json", text, [("Cache-Control", "no-store"), *headers])
+
+
+def ledger_problem(error: QuotaError) -> Problem:
+    """Returns the problem that an error of the ledger is to a caller, who can mend none of them."""
+    if isinstance(error, UnknownSubject):
+        return unauthenticated("Nobody is known under this credential any more.")
+    if isinstance(error, Misuse):
+        logger.error("a request cannot be metered: %s", error)
+        return Problem(503, "misconfigured", "The service is not set up for this; its operator finds why in its log.")
+    return of_error(error)
+
+
+def balances(
+    states: Sequence[LimitState], subject: str, units: Collection[str], style: limit_headers.Style
+) -> ResponseHeaders:
+    """Returns the headers that tell what is left, see `quota.http.headers.of_states`."""
+    policies = limit_headers.of_states(states, subject, units)
+    return [*limit_headers.rate_limit_headers(policies, style), *limit_headers.full_after(policies)]
+
+
+def told(headers: ResponseHeaders, kept: ResponseHeaders, style: limit_headers.Style) -> ResponseHeaders:
+    """Returns the headers of an answer: ours in place of any of the same name, and all of them shown to scripts.
+
+    Arguments: `headers`, ours; `kept`, the application's; `style`, which names are ours.
+    """
+    names = [*limit_headers.exposed(style), FAIL_OPEN]
+    ours = {name.lower() for name in names} - {"retry-after"}
+    expose, rest = [], []
+    for name, value in kept:
+        if name.lower() == "access-control-expose-headers":
+            expose.append(value)
+        elif name.lower() not in ours:
+            rest.append((name, value))
+    return [*rest, *headers, ("Access-Control-Expose-Headers", ", ".join([*expose, *names]))]

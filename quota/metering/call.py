@@ -38,24 +38,20 @@ from quota.client.connections import PerProcess
 from quota.client.core import Core
 from quota.config import ConfigError
 from quota.costs.rows import Request
-from quota.errors import Misuse, QuotaError, Unavailable, UnknownSubject
-from quota.http import headers as limit_headers
+from quota.errors import QuotaError, Unavailable, UnknownSubject
 from quota.http.cost_header import COST, FACTS, read_cost, read_facts
-from quota.http.problems import Problem, of_error
+from quota.http.problems import Problem
 from quota.ids import uuid7
 from quota.metering import answers
-from quota.metering.answers import Answer
+from quota.metering.answers import FAIL_OPEN, Answer, ResponseHeaders
 from quota.metering.ceiling import Ceiling
-from quota.metering.identity import Identity, Keys, unauthenticated
+from quota.metering.identity import Identity, Keys
 from quota.metering.policy import FailOpen, Policy, Route
 from quota.metering.reads import Reads
 
-__all__ = ["FAIL_OPEN", "Call", "Meter", "Outcome"]
+__all__ = ["Call", "Meter", "Outcome"]
 
 logger = logging.getLogger("quota.metering")
-
-FAIL_OPEN = "Quota-Fail-Open"
-"""The header of an answer that passed while the ledger was away: the Structured Field `?1`."""
 
 Outcome = Literal["answered", "failed", "timeout", "cut", "gone", "exception"]
 
@@ -72,8 +68,6 @@ _LEDGER_OUTCOMES = {
 _MISSING_COST = 1
 _COST_END = 10**18
 _STATES_S = 10.0
-
-ResponseHeaders = list[tuple[str, str]]
 
 
 class Meter:
@@ -169,6 +163,11 @@ class Call:
         self._closed = False
         self._booked = 0
 
+    @property
+    def is_open(self) -> bool:
+        """True while there is, or may be, a hold to be closed."""
+        return not self._closed and (self._held or self._in_doubt)
+
     # -- what the application may say ----------------------------------------------------------------------------------
 
     def note(self, *, outcome: Outcome | None = None, cost: int | None = None, **facts: Any) -> None:
@@ -202,9 +201,9 @@ class Call:
                 return (yield from self._own_limits())
             return (yield from self._admitting())
         except Problem as problem:
-            return answers.of_problem(problem, self._exposing([]))
+            return answers.of_problem(problem, self._told())
         except QuotaError as error:
-            return answers.of_problem(_of_ledger(error), self._exposing([]))
+            return answers.of_problem(answers.ledger_problem(error), self._told())
 
     def _admitting(self) -> Plan[Answer | None]:
         route = self.route
@@ -281,7 +280,7 @@ class Call:
         except Unavailable:
             states = []  # it is refused all the same; the terms are left out
         problem, headers = answers.refused(refusal, states, identity.subject, meter.policy.headers)
-        return answers.of_problem(problem, self._exposing(headers))
+        return answers.of_problem(problem, self._told(headers))
 
     def _let_through(self, route: Route, error: Unavailable) -> None:
         """Lets a request pass while the ledger is away, as far as its route says so. Errors: `error`."""
@@ -298,12 +297,12 @@ class Call:
         if method not in ("GET", "HEAD"):
             allow = {"Allow": "GET, HEAD, OPTIONS"}
             if method == "OPTIONS":
-                return Answer(204, [*allow.items(), *self._exposing([])], b"")
+                return Answer(204, [*allow.items(), *self._told()], b"")
             raise Problem(405, "method_not_allowed", "Limits are read: GET or HEAD.", headers=allow)
         self.route = self.route or self._meter.policy.default
         identity = yield from self._authenticating(while_away=False)
         states = yield from self._meter.states_of(identity, fresh=True)
-        return answers.of_limits(identity.subject, states, self._exposing(self._told(states, identity)))
+        return answers.of_limits(identity.subject, states, self._told(self._balances(states, identity)))
 
     # -- the application has answered ----------------------------------------------------------------------------------
 
@@ -322,7 +321,7 @@ class Call:
         if self.route is None or self.identity is None:
             return kept
         if self._passed:
-            return self._exposing([(FAIL_OPEN, "?1")], kept)
+            return self._told([(FAIL_OPEN, "?1")], kept)
         length = values.get("content-length", ())
         whole = bool(length) or self.request.method == "HEAD" or status in (204, 304)
         if length and self.request.method != "HEAD" and length[0].isdecimal():
@@ -337,7 +336,7 @@ class Call:
             # The work is done and its answer goes out; closing tries once more.
             logger.warning("reservation %s: its balances are not told: %s", self.id, error)
             return kept
-        return self._exposing(self._told(states, self.identity), kept)
+        return self._told(self._balances(states, self.identity), kept)
 
     def counted(self, chunk: bytes) -> bool:
         """Counts what flows to the caller; True when the hold should be prolonged now: drive `extending`."""
@@ -361,7 +360,7 @@ class Call:
 
         Arguments: `outcome`, what it looks like from outside: what was noted goes before it.
         """
-        if self._closed or not (self._held or self._in_doubt):
+        if not self.is_open:
             return
         self._closed = True
         try:
@@ -441,28 +440,17 @@ class Call:
         if cost <= self.estimate:
             yield from client.plan(Adjust(self.id, {route.unit: cost}, self._tenant))
         else:
-            yield from client.plan(Settle(self.id, {route.unit: cost}, final=False, tenant=self._tenant))
             self._booked = cost
+            yield from client.plan(Settle(self.id, {route.unit: cost}, final=False, tenant=self._tenant))
 
     # -- headers -------------------------------------------------------------------------------------------------------
 
-    def _told(self, states: Iterable[LimitState], identity: Identity) -> ResponseHeaders:
+    def _balances(self, states: Sequence[LimitState], identity: Identity) -> ResponseHeaders:
         unit = self.route.unit if self.route else "cost"
-        policies = limit_headers.of_states(states, identity.subject, {unit})
-        style = self._meter.policy.headers
-        return [*limit_headers.rate_limit_headers(policies, style), *limit_headers.full_after(policies)]
+        return answers.balances(states, identity.subject, {unit}, self._meter.policy.headers)
 
-    def _exposing(self, headers: ResponseHeaders, kept: ResponseHeaders | None = None) -> ResponseHeaders:
-        """Returns the headers of an answer: ours in place of any of the same name, and all shown to scripts."""
-        names = [*limit_headers.exposed(self._meter.policy.headers), FAIL_OPEN]
-        ours = {name.lower() for name in names} - {"retry-after"}
-        expose, rest = [], []
-        for name, value in kept or ():
-            if name.lower() == "access-control-expose-headers":
-                expose.append(value)
-            elif name.lower() not in ours:
-                rest.append((name, value))
-        return [*rest, *headers, ("Access-Control-Expose-Headers", ", ".join([*expose, *names]))]
+    def _told(self, headers: ResponseHeaders | None = None, kept: ResponseHeaders | None = None) -> ResponseHeaders:
+        return answers.told(headers or [], kept or [], self._meter.policy.headers)
 
 
 def _by_name(headers: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
@@ -480,13 +468,3 @@ def _bucket_capacity(refusal: Reservation, unit: str) -> int | None:
         if item.kind == "bucket" and item.unit == unit and item.capacity is not None
     ]
     return min(capacities, default=None)
-
-
-def _of_ledger(error: QuotaError) -> Problem:
-    """Returns the problem that an error of the ledger is to a caller, who can mend none of them."""
-    if isinstance(error, UnknownSubject):
-        return unauthenticated("Nobody is known under this credential any more.")
-    if isinstance(error, Misuse):
-        logger.error("a request cannot be metered: %s", error)
-        return Problem(503, "misconfigured", "The service is not set up for this; its operator finds why in its log.")
-    return of_error(error)

@@ -16,15 +16,21 @@ BEGIN
     PERFORM quota_internal.require_subjects(limits_of.tenant, ARRAY[limits_of.subject]);
     lineage := (SELECT s.lineage FROM quota_internal.subjects s WHERE s.tenant = limits_of.tenant AND s.name = limits_of.subject);
     RETURN QUERY
-    SELECT b.subject, b.limit_name, b.unit, u.money, b.kind, trim_scale(b.capacity), trim_scale(b.refill_per_s), f.period,
-        trim_scale(quota_internal.nominal_s(f.period)), trim_scale(b.spent), trim_scale(b.reserved), trim_scale(b.level),
+    SELECT b.subject, b.limit_name, b.unit, u.money, b.kind, trim_scale(b.capacity), trim_scale(b.refill_per_s), p.period,
+        trim_scale(quota_internal.nominal_s(p.period)), trim_scale(b.spent), trim_scale(b.reserved), trim_scale(b.level),
         trim_scale(quota_internal.available(b.kind, b.capacity, b.spent, b.reserved, b.level)),
         b.window_start, b.window_end, extract(epoch FROM (b.window_end - at)),
         CASE WHEN b.level >= b.capacity THEN 0 ELSE quota_internal.refill_time_s(b.capacity - b.level, b.refill_per_s)
             + greatest(0, CASE WHEN b.level_at > at THEN extract(epoch FROM (b.level_at - at)) END) END
     FROM quota_internal.read_accounts(limits_of.tenant, lineage, at) b
-    JOIN quota_internal.limits_in_force f ON f.tenant = limits_of.tenant AND f.subject = b.subject AND f.limit_name = b.limit_name
     JOIN quota_internal.units u ON u.name = b.unit
+    LEFT JOIN quota_internal.accounts a ON a.tenant = limits_of.tenant AND a.subject = b.subject AND a.limit_name = b.limit_name
+    -- All definitions of one name share their period, so an account's is good; resolving them costs more than all the rest.
+    CROSS JOIN LATERAL (
+        SELECT CASE WHEN a.id IS NOT NULL THEN a.period ELSE (
+            SELECT f.period FROM quota_internal.limits_in_force f
+            WHERE f.tenant = limits_of.tenant AND f.subject = b.subject AND f.limit_name = b.limit_name) END AS period
+    ) p
     ORDER BY array_position(lineage, b.subject), b.limit_name;
 END
 $$;

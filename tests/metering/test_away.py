@@ -146,6 +146,31 @@ def test_it_comes_back_before_the_end(serve: Serve, proxy: Proxy, books: Books) 
     assert (books.spent(), books.reserved()) == (40, 0)
 
 
+def test_a_settlement_in_doubt_is_repeated_as_it_was(
+    serve: Serve, proxy: Proxy, books: Books, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its answer was lost and the answer then broke off, for which another cost is due: the first totals stand."""
+    gateway = serve(Policy(routes=(Route("/rows", failure_charge=7),)), url=proxy.url, retries=0)
+    made = gateway.meter.call
+
+    def call(request: Any) -> Any:
+        one = made(request)
+        original = one.responding
+
+        def responding(status: int, headers: Any) -> Any:
+            proxy.lose_answers = 1
+            return (yield from original(status, headers))
+
+        one.responding = responding
+        return one
+
+    gateway.meter.call = call
+    gateway.ask(query="fail=mid", headers=books.key)
+    assert (books.spent(), books.reserved(), books.last()["details"]["outcome"]) == (1, 0, "answered")
+    assert "its balances are not told" in caplog.text
+    assert "was not closed" not in caplog.text
+
+
 def test_a_hold_in_doubt_is_returned(serve: Serve, proxy: Proxy, books: Books) -> None:
     """The reserve was granted and its answer lost: who was told 503 leaves nothing behind."""
     gateway = serve(Policy(), url=proxy.url, retries=0)

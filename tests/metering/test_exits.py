@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from quota import AsyncClient
 from quota.calls import SetLimit
 from quota.client import run
+from quota.integrations.asgi import MeteringMiddleware
 from quota.metering import Policy, Route, fixed
-from tests.metering.kit import Books, Gateway
+from tests.metering.kit import Books, Gateway, asgi_app
 from tests.server import Connection
 
 # query, leave_after -> outcome and cost of a whole answer, then of a flowing one. The estimate is 300.
@@ -101,6 +104,31 @@ def test_a_stream_keeps_its_slot_until_its_end_and_no_more_than_its_cost(
     answer = gateway.ask(query="cost=400&stream=1", headers=books.key)
     assert '"hourly";r=1999560' in answer.headers["ratelimit"]
     assert books.spent() == 440
+
+
+def test_who_has_the_whole_stream_finds_it_settled(shared_ledger: str, books: Books) -> None:
+    """Before the last piece goes out: what an application does after its answer holds nothing."""
+    states: list[tuple[str, str]] = []
+
+    async def background(scope: Any, receive: Any, send: Any) -> None:
+        await asgi_app(scope, receive, send)
+        states.append(("after the answer", books.last()["state"]))
+
+    async def asked() -> None:
+        async with AsyncClient(shared_ledger, timeout_s=30) as client:
+            app = MeteringMiddleware(background, client)
+
+            async def send(message: Any) -> None:
+                if message["type"] == "http.response.body":
+                    last = not message["more_body"]
+                    states.append(("last piece" if last else "piece", books.last()["state"]))
+
+            headers = [(name.lower().encode(), value.encode()) for name, value in books.key]
+            scope = {"type": "http", "method": "GET", "path": "/rows", "query_string": b"cost=1&stream=1"}
+            await app({**scope, "headers": headers}, lambda: None, send)  # type: ignore[arg-type, return-value]
+
+    asyncio.run(asked())
+    assert states == [*[("piece", "held")] * 3, ("last piece", "settled"), ("after the answer", "settled")]
 
 
 def test_what_is_known_at_the_end_only(serve: Callable[..., Gateway], books: Books) -> None:

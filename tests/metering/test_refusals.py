@@ -245,28 +245,55 @@ def test_64_at_once_against_one_key(coalesce: bool, shared_ledger: str, beside: 
             async def caller() -> None:
                 await start.wait()
                 for _ in range(2):
-                    await one(app)
+                    statuses.append(await in_the_asgi_way(app, books, b"cost=100"))
 
             callers = [asyncio.ensure_future(caller()) for _ in range(64)]
             start.set()
             await asyncio.gather(*callers)
 
-    async def one(app: Any) -> None:
-        async def receive() -> Any:
-            return {"type": "http.request", "body": b"", "more_body": False}
-
-        async def send(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                statuses.append(message["status"])
-
-        key = [(name.lower().encode(), value.encode()) for name, value in books.key]
-        scope = {"type": "http", "method": "GET", "path": "/rows", "query_string": b"cost=100", "headers": key}
-        await app(scope, receive, send)
-
     asyncio.run(fleet())
     assert (statuses.count(200), len(statuses)) == (40, 128)
     assert set(statuses) == {200, 429}
     assert (books.spent(), books.reserved(), books.level()) == (4000, 0, 996_000)
+
+
+async def in_the_asgi_way(app: Any, books: Books, query: bytes = b"cost=1") -> int:
+    """One request; its status."""
+    statuses: list[int] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+
+    key = [(name.lower().encode(), value.encode()) for name, value in books.key]
+    await app({"type": "http", "method": "GET", "path": "/rows", "query_string": query, "headers": key}, receive, send)
+    return statuses[0]
+
+
+def test_no_connection_is_held_while_the_application_works(shared_ledger: str, beside: Connection) -> None:
+    """One connection for ten calls, each of which answers only when all ten have arrived."""
+    books = Books(beside)
+
+    async def fleet() -> list[int]:
+        arrived, all_here = 0, asyncio.Event()
+
+        async def meeting(scope: Any, receive: Any, send: Any) -> None:
+            nonlocal arrived
+            arrived += 1
+            if arrived == 10:
+                all_here.set()
+            await all_here.wait()
+            await asgi_app(scope, receive, send)
+
+        async with AsyncClient(shared_ledger, timeout_s=60, pool_max=1) as client:
+            app = MeteringMiddleware(meeting, client, Policy())
+            return await asyncio.gather(*(in_the_asgi_way(app, books) for _ in range(10)))
+
+    assert asyncio.run(fleet()) == [200] * 10
+    assert (books.spent(), books.reserved()) == (10, 0)
 
 
 # -- time and tiers ---------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -9,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from quota import credentials
+from quota import AsyncClient, credentials
 from quota.calls import CreateKey, CreateSubject, EnsureSubject, Freeze, RetireSubject, RevokeKey, SetLimit
 from quota.client import run
 from quota.http.problems import Problem
+from quota.integrations.asgi import MeteringMiddleware
 from quota.metering import Identity, Policy, Request, Route, page_limit
 from tests.metering.kit import Books, Gateway, Seen, new_subject
 from tests.server import Connection
@@ -180,9 +182,11 @@ def test_head_is_metered_as_get_and_options_asks_beforehand(serve: Serve, books:
     gateway = serve(Policy(routes=(Route("/rows", methods=("GET",), name="rows"),)))
     answer = gateway.ask(query="cost=40&limit=7", headers=books.key, method="HEAD")
     assert (answer.status, books.last()["details"]["estimate"], books.spent()) == (200, 7, 40)
-    assert books.last()["details"]["route"] == "rows"
+    assert (books.last()["details"]["route"], books.last()["details"]["response_bytes"]) == ("rows", 0)
     assert gateway.ask(query="cost=40", method="OPTIONS").status == 200
     assert len(books.calls()) == 1
+    closed = serve(Policy(routes=(Route("/rows", methods=("GET",)),), default=None))
+    assert (closed.ask(method="OPTIONS").status, closed.ask("/other").status) == (200, 404)
     # Unless the application says that OPTIONS is work.
     strict = serve(Policy(default=Route("/", methods=("OPTIONS",))))
     assert strict.ask(query="cost=40", method="OPTIONS").status == 401
@@ -277,3 +281,37 @@ def test_an_application_that_speaks_of_limits_itself_is_not_heard(serve: Serve, 
     assert "mine" not in headers["ratelimit"]
     assert headers["retry-after"] == "7"
     assert headers["access-control-expose-headers"].startswith("X-Mine, RateLimit-Policy, ")
+
+
+# -- what is no request ------------------------------------------------------------------------------------------------
+
+
+async def no_application(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": scope["type"]})
+
+
+@pytest.mark.parametrize(
+    ("extensions", "types"),
+    [
+        (None, ["websocket.close"]),
+        ({"websocket.http.response": {}}, ["websocket.http.response.start", "websocket.http.response.body"]),
+    ],
+)
+def test_websockets_are_refused_and_the_rest_passes(extensions: Any, types: list[str]) -> None:
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def asked() -> None:
+        async with AsyncClient("postgresql://nowhere") as client:
+            app = MeteringMiddleware(no_application, client)
+            await app({"type": "websocket", "path": "/", "headers": [], "extensions": extensions}, receive, send)
+            await app({"type": "lifespan"}, receive, send)
+
+    asyncio.run(asked())
+    assert [message["type"] for message in sent] == [*types, "lifespan"]
+    assert sent[0].get("status") == 501 or (sent[0]["code"], "HTTP" in sent[0]["reason"]) == (1008, True)
