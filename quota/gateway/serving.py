@@ -34,8 +34,8 @@ timeout = 60
 # In flight at a stop: so long for the upstream to answer and for everything to be settled.
 graceful_timeout = 30
 keepalive = 15
-# What a client leaves behind is settled before its task may be ended.
-asgi_disconnect_grace_period = 30
+# A call whose client has left ends by itself, and is never stopped in the middle of its settlement.
+asgi_disconnect_grace_period = 3600
 max_requests = 1_000_000
 max_requests_jitter = 100_000
 

@@ -26,6 +26,7 @@ from quota import credentials
 CALLERS = 16
 OPEN_CALLERS = 64
 TARGET_ADDED_S = 0.0015
+TABLE = "CREATE TABLE orders AS SELECT id, 'order ' || id AS name, id * 1.5 AS value FROM generate_series(1, 10000) id"
 _START_S = 60
 _HERE = Path(__file__).parent
 
@@ -59,6 +60,7 @@ def _running(url: str) -> Iterator[tuple[dict[str, Side], bytes]]:
     """Runs all sides; yields them and the request."""
     made = credentials.Credential.new(credentials.KEY)
     with connect(url) as connection:
+        connection.execute(f"{TABLE}; ALTER TABLE orders ADD PRIMARY KEY (id); ANALYZE orders")
         connection.execute("SELECT quota.create_key(%s, 'bench', %s)", (made.id, made.hash))
         for name, kind in (("bucket", "bucket"), ("hourly", "budget")):
             refill, period = (10**9, None) if kind == "bucket" else (None, "1 hour")

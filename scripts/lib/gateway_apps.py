@@ -1,5 +1,7 @@
 """What the gateway's bench serves: a query API in FastAPI, the same in the metering middleware, and two proxies.
 
+The API reads its rows from the database that the ledger is in, as a query API does.
+
 `plain_proxy` is what a pass-through costs on this server with this client, with nothing of ours in it. Read from the
 environment: BENCH_UPSTREAM, BENCH_COALESCE, QUOTA_DATABASE_URL.
 """
@@ -7,10 +9,14 @@ environment: BENCH_UPSTREAM, BENCH_COALESCE, QUOTA_DATABASE_URL.
 from __future__ import annotations
 
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 from fastapi import FastAPI, Response
+from psycopg.rows import dict_row
+from psycopg_pool import AsyncConnectionPool
 from yarl import URL
 
 from quota import AsyncClient
@@ -22,16 +28,25 @@ from quota.integrations.asgi import MeteringMiddleware
 from quota.metering import Policy, Route
 
 ROWS = 100
+QUERY = "SELECT id, name, value::float8 AS value FROM orders ORDER BY id LIMIT %(limit)s"
 _OF_A_CONNECTION = {b"connection", b"host", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
 
 
 def bare() -> FastAPI:
     """The API: a page of a hundred rows, and what it cost."""
-    app = FastAPI()
+    pool: Any = AsyncConnectionPool(os.environ["QUOTA_DATABASE_URL"], open=False, kwargs={"row_factory": dict_row})
 
-    @app.get("/v1/rows/{table}")
-    async def rows(table: str, response: Response, limit: int = ROWS) -> Any:
-        page = [{"id": number, "table": table, "value": 1.5} for number in range(min(limit, ROWS))]
+    @asynccontextmanager
+    async def life(_app: FastAPI) -> AsyncIterator[None]:
+        async with pool:
+            yield
+
+    app = FastAPI(lifespan=life)
+
+    @app.get("/v1/rows/orders")
+    async def rows(response: Response, limit: int = ROWS) -> Any:
+        async with pool.connection() as connection:
+            page = await (await connection.execute(QUERY, {"limit": min(limit, ROWS)}, prepare=True)).fetchall()
         set_cost(response, len(page))
         return {"total": 10_000, "rows": page}
 

@@ -6,10 +6,12 @@ import base64
 import hashlib
 import hmac
 import json
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -303,3 +305,46 @@ def test_a_single_key_needs_no_id(tmp_path: Path) -> None:
     path = tmp_path / "one.json"
     path.write_text(json.dumps({"keys": [public(RSA_KEY, None)]}))
     assert verify(tokens(path), token(kid=None)).subject == "oauth:connection-a"
+
+
+@pytest.fixture
+def issuer() -> Iterator[tuple[str, dict[str, tuple[int, bytes]]]]:
+    """An issuer's web server: its address, and what it answers by path."""
+    answers: dict[str, tuple[int, bytes]] = {}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, body = answers.get(self.path, (404, b""))
+            self.send_response(status)
+            if status == 302:
+                self.send_header("Location", "/keys")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            """Silence."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", answers
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("path", "good"), [("/keys", True), ("/elsewhere", False), ("/none", False), ("/large", False), ("/html", False)]
+)
+def test_keys_from_an_address(issuer: tuple[str, dict[str, tuple[int, bytes]]], path: str, good: bool) -> None:
+    """Taken from where the configuration says, in bounded size; a redirect leads nowhere."""
+    address, answers = issuer
+    keys = json.dumps({"keys": KEYS}).encode()
+    answers |= {
+        "/keys": (200, keys), "/elsewhere": (302, b""), "/html": (200, b"<html>"),
+        "/large": (200, keys + b" " * 300_000),
+    }  # fmt: skip
+    known = Tokens(KeySet(address + path), issuer=ISSUER, audience=AUDIENCE)
+    if good:
+        assert verify(known, token()).subject == "oauth:connection-a"
+    else:
+        with pytest.raises(Unavailable):
+            verify(known, token())

@@ -65,6 +65,9 @@ def proxy(gateway_database: str, upstream: Upstream, tmp_path_factory: pytest.Te
     running = start(tmp_path_factory.mktemp("gateway"), CONFIG.format(upstream=upstream.url), gateway_database)
     yield running
     assert stop(running) == 0
+    said = running.log.read_text()
+    assert "Traceback" not in said
+    assert "Unclosed" not in said
 
 
 # Behaviour of the upstream, shape of its answer, what the client sees (None: an answer that is cut short), and what the
@@ -129,17 +132,18 @@ def test_a_client_that_leaves_takes_the_upstream_along(
     assert settled(db, key) == [("settled", *expected[behaviour])]
 
 
+@pytest.mark.parametrize(
+    "framing", ["Content-Length: 100\r\n\r\nonly a part", "Transfer-Encoding: chunked\r\n\r\n6\r\na part\r\n"]
+)
 def test_a_client_that_leaves_in_the_middle_of_its_body(
-    proxy: Proxy, upstream: Upstream, db: Connection, key: Key
+    proxy: Proxy, upstream: Upstream, db: Connection, key: Key, framing: str
 ) -> None:
     path = f"/ok/{key.subject}"
     with proxy.connect() as connection:
-        connection.sendall(
-            f"POST {path} HTTP/1.1\r\nHost: x\r\nX-Api-Key: {key.secret}\r\nContent-Length: 100\r\n\r\n".encode()
-        )
-        connection.sendall(b"only a part")
+        connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nX-Api-Key: {key.secret}\r\n{framing}".encode())
         until(lambda: any(path in seen.line for seen in upstream.seen))
     assert settled(db, key) == [("settled", 1, "cancelled")]
+    assert not upstream.last(path).whole
 
 
 def test_an_upstream_that_is_not_there(gateway_database: str, db: Connection, key: Key, tmp_path: Path) -> None:

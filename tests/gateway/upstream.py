@@ -20,12 +20,14 @@ class Seen:
         line: the request line.
         headers: as they arrived, names in lower case, in order.
         body: what came of it.
+        whole: whether it came to its end.
         left: set when the gateway has closed the connection, or has it kept waiting for nothing.
     """
 
     line: str
     headers: list[tuple[str, str]]
     body: bytes = b""
+    whole: bool = False
     left: threading.Event = field(default_factory=threading.Event)
 
     def header(self, name: str) -> list[str]:
@@ -70,7 +72,7 @@ class Upstream:
                     act: Callable[..., bool] = getattr(self, f"_{behaviour}", self._ok)
                     if not act(connection, seen, shape.startswith("stream")):
                         return
-            except OSError:
+            except (OSError, ValueError):  # the gateway has left, or has stopped in the middle of a chunk
                 pass
 
     def _read(self, file: Any, connection: socket.socket) -> Seen | None:
@@ -86,6 +88,7 @@ class Upstream:
             self.seen.append(seen)
         if length := seen.header("content-length"):
             seen.body = file.read(int(length[0]))
+            seen.whole = len(seen.body) == int(length[0])
         elif seen.header("transfer-encoding"):
             echoing = "/echo/" in seen.line
             if echoing:
@@ -96,7 +99,7 @@ class Upstream:
                 file.readline()
                 if echoing:
                     connection.sendall(f"{size:x}\r\n".encode() + piece + b"\r\n")
-            file.readline()
+            seen.whole = file.readline() == b"\r\n"
         return seen
 
     # -- behaviours: each answers whether the connection goes on ----------------------------------------------------
@@ -154,6 +157,14 @@ class Upstream:
         """Answers when the test says so."""
         self.gate.wait(300)
         return self._ok(connection, seen, stream)
+
+    def _small(self, connection: socket.socket, seen: Seen, stream: bool) -> bool:
+        """A whole answer says how long it will be, and begins; a stream is there before anybody can know."""
+        if stream:
+            return self._ok(connection, seen, stream)
+        self._head(connection, stream)
+        self._body(connection, stream, upto=5)
+        return self._wait(connection, seen)
 
     def _large(self, connection: socket.socket, seen: Seen, stream: bool) -> bool:
         """An answer that is larger than all that lies between here and a client who does not read it."""
