@@ -54,7 +54,15 @@ KEYS = [public(RSA_KEY, "rsa-1"), public(EC_KEY, "ec-1"), public(ED_KEY, "ed-1")
 def claims(**more: Any) -> dict[str, Any]:
     now = int(time.time())
     # Some are made when the tests are collected: a day, so that a slow run refuses them for what is wrong with them.
-    found = {"iss": ISSUER, "aud": AUDIENCE, "exp": now + 86_400, "iat": now, "sub": "ann", "sid": "connection-a", **more}
+    found = {
+        "iss": ISSUER,
+        "aud": AUDIENCE,
+        "exp": now + 86_400,
+        "iat": now,
+        "sub": "ann",
+        "sid": "connection-a",
+        **more,
+    }
     return {name: value for name, value in found.items() if value is not None}
 
 
