@@ -12,6 +12,7 @@ when the bucket is full again: two figures, never mixed. Money never appears her
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -252,7 +253,12 @@ def _whole(value: Decimal) -> int:
 
 def _written(items: Iterable[tuple[str, dict[str, Any]]]) -> str:
     """A list of Strings with parameters, those that are None left out."""
-    members: list[Any] = [
-        (item, {name: value for name, value in parameters.items() if value is not None}) for item, parameters in items
-    ]
-    return http_sf.ser(members)
+    # RFC 9651, section 4.1.1: a list is its members with ", " between them.
+    return ", ".join(_member(item, tuple(parameters.items())) for item, parameters in items)
+
+
+@functools.lru_cache(maxsize=4096)
+def _member(item: str, parameters: tuple[tuple[str, Any], ...]) -> str:
+    """One member of a list. Policies hardly ever change, so most have been written before."""
+    member: Any = (item, {name: value for name, value in parameters if value is not None})
+    return http_sf.ser([member])
