@@ -395,14 +395,14 @@ def test_ids_stay_in_order_when_the_clock_steps_back(monkeypatch: pytest.MonkeyP
 def test_a_batch_sends_its_requests_as_arrays() -> None:
     batch = ReserveMany([Reserve("key:1", {"usd": "0.25"}, id=ID, also=["user:2"]), Reserve("key:2", {"usd": 1})])
     assert batch.parameters() == {
-        "subjects": ["key:1", "key:2"],
-        "costs": ['{"usd": "0.25"}', '{"usd": "1"}'],
-        "ids": [str(ID), None],
+        "subjects": '{"key:1","key:2"}',
+        "costs": r'{"{\"usd\": \"0.25\"}","{\"usd\": \"1\"}"}',
+        "ids": f'{{"{ID}",NULL}}',
         "ttls": [timedelta(minutes=10)] * 2,
-        "also": ['["user:2"]', "[]"],
-        "headrooms": ["0", "0"],
-        "on_expiries": [None, None],
-        "details": ["{}", "{}"],
+        "also": r'{"[\"user:2\"]","[]"}',
+        "headrooms": '{"0","0"}',
+        "on_expiries": "{NULL,NULL}",
+        "details": '{"{}","{}"}',
         "atomic": False,
         "tenant": "default",
     }

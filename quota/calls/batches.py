@@ -26,13 +26,26 @@ BATCH_MAX = 10_000
 C = TypeVar("C", Reserve, Settle, Release)
 
 
-def _array(cast: str) -> Kind:
-    return Kind(f"{cast}[]", lambda _what, value: value)
+def _literal(_what: str, texts: object) -> str:
+    """Texts as an array that PostgreSQL reads. The driver escapes each by a regular expression, which takes longer."""
+    members = (
+        "NULL" if text is None else '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+        for text in cast("list[str | None]", texts)
+    )
+    return "{" + ",".join(members) + "}"
 
 
-def _ragged(_what: str, value: object) -> object:
+def _texts(cast: str) -> Kind:
+    return Kind(f"{cast}[]", _literal)
+
+
+def _values(cast: str) -> Kind:
+    return Kind(f"{cast}[]", lambda _what, values: values)
+
+
+def _ragged(what: str, value: object) -> object:
     """Lists of names as JSON: an array of PostgreSQL has no rows of different lengths."""
-    return [json.dumps(names) for names in cast("list[list[str]]", value)]
+    return _literal(what, [json.dumps(names) for names in cast("list[list[str]]", value)])
 
 
 @dataclass(frozen=True)
@@ -105,9 +118,9 @@ class ReserveMany(Batch[Reserve, Reservation]):
         "reserve_many",
         "granted, reservation, state, expires_at, replayed, reason, limit_subject, limit_name, unit, capacity, spent, "
         f"reserved, requested, retry_after_s, remaining::text AS remaining, violations::text AS violations, {_ERROR}",
-        subjects=_array("text"), costs=_array("jsonb"), ids=_array("uuid"), ttls=_array("interval"),
+        subjects=_texts("text"), costs=_texts("jsonb"), ids=_texts("uuid"), ttls=_values("interval"),
         also=Kind("jsonb[]", _ragged),
-        headrooms=_array("numeric"), on_expiries=_array("text"), details=_array("jsonb"), atomic=FLAG, tenant=NAME,
+        headrooms=_texts("numeric"), on_expiries=_texts("text"), details=_texts("jsonb"), atomic=FLAG, tenant=NAME,
     )  # fmt: skip
 
 
@@ -125,8 +138,8 @@ class SettleMany(Batch[Settle, Settlement]):
     function = Function(
         "settle_many",
         f"state, late, replayed, overage::text AS overage, {_ERROR}",
-        ids=_array("uuid"), costs=_array("jsonb"), finals=_array("boolean"), outcomes=_array("text"),
-        details=_array("jsonb"), atomic=FLAG, tenant=NAME,
+        ids=_texts("uuid"), costs=_texts("jsonb"), finals=_values("boolean"), outcomes=_texts("text"),
+        details=_texts("jsonb"), atomic=FLAG, tenant=NAME,
     )  # fmt: skip
 
 
@@ -137,5 +150,5 @@ class ReleaseMany(Batch[Release, Released]):
     arrays: ClassVar[Mapping[str, str]] = {"ids": "id", "details": "details"}
     function = Function(
         "release_many", f"state, replayed, {_ERROR}",
-        ids=_array("uuid"), details=_array("jsonb"), atomic=FLAG, tenant=NAME,
+        ids=_texts("uuid"), details=_texts("jsonb"), atomic=FLAG, tenant=NAME,
     )  # fmt: skip

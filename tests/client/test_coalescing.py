@@ -17,7 +17,7 @@ from uuid import UUID
 
 import pytest
 
-from quota.calls import Release, Reservation, Reserve, Settle
+from quota.calls import Release, Reservation, Reserve, ReserveMany, Settle
 from quota.client import Client
 from quota.client.attempts import Execute, Plan, Result, Wait
 from quota.client.coalescing import Batches, Coalescer
@@ -170,6 +170,30 @@ def test_everybody_gets_their_own_answer(ledger: str, threads: ThreadPoolExecuto
         assert client.batches.requests == 2 * len(costs)
         assert client.batches.largest > 1
     assert books(observer)[:2] == (2 * sum(cost for cost in costs if cost >= Decimal("0.05")), 0)
+
+
+AWKWARD = [
+    "",
+    "NULL",
+    'a "quoted" one',
+    "a \\ and \\\\",
+    "{1,2}",
+    "a,b",
+    " x ",
+    "two\nlines\t",
+    "é 한 🙂",
+    "';--",
+    "\\u0041",
+]
+
+
+def test_any_text_arrives_as_it_was_sent(client: Client, observer: Connection) -> None:
+    """A batch is an array of texts within a text: quotes, backslashes and braces are its own signs too."""
+    batch = ReserveMany([Reserve("user:1", ONE, details={"told": text, text: 1}) for text in AWKWARD])
+    keys = [held(answer) for answer in client.call(batch) if isinstance(answer, Reservation)]
+    asked = "SELECT reservation, details FROM quota.reservations"
+    found = dict(observer.execute(asked.encode()))
+    assert [found[key] for key in keys] == [{"told": text, text: 1} for text in AWKWARD]
 
 
 def test_other_calls_and_other_tenants_go_their_own_way(watched: Watched, threads: ThreadPoolExecutor) -> None:
