@@ -192,7 +192,7 @@ def test_any_text_arrives_as_it_was_sent(client: Client, observer: Connection) -
     batch = ReserveMany([Reserve("user:1", ONE, details={"told": text, text: 1}) for text in AWKWARD])
     keys = [held(answer) for answer in client.call(batch) if isinstance(answer, Reservation)]
     asked = "SELECT reservation, details FROM quota.reservations"
-    found = dict(observer.execute(asked.encode()))
+    found: dict[Any, Any] = dict(observer.execute(asked.encode()).fetchall())
     assert [found[key] for key in keys] == [{"told": text, text: 1} for text in AWKWARD]
 
 
