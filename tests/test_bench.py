@@ -52,6 +52,33 @@ def test_a_target_that_is_a_rate_is_a_least_one(module: Callable[[str], dict[str
     assert not result("P10", [(9.0, 1.0)], met=False, details={})["met"]
 
 
+def test_a_part_whose_other_side_is_absent_is_left_out_and_the_others_run(
+    module: Callable[[str], dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    defined = module("bench")
+
+    def absent(_bench: object) -> dict[str, Any]:
+        raise defined["AbsentError"]("Install it.")
+
+    parts = {"G3": absent, "P7": lambda _bench: {"id": "P7"}}
+    assert defined["measure"](None, ["G3", "P7"], parts) == ([{"id": "P7"}], {"G3": "Install it."})
+    assert capsys.readouterr().err == "G3 is left out. Install it.\n"
+    report: dict[str, Any] = {"results": [], "left_out": {"G3": "Install it."}, "machine": {}, "settings": {}}
+    assert "G3 is left out. Install it." in defined["table"](report)
+
+
+def test_the_limiter_s_part_says_what_to_install(
+    module: Callable[[str], dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    defined = module("bench_limiter")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(defined["AbsentError"], match="apt-get install redis-server"):
+        defined["g3"](None)
+    monkeypatch.setitem(sys.modules, "flask_limiter", None)
+    with pytest.raises(defined["AbsentError"], match=r"pip install 'flask-limiter\[redis\]"):
+        defined["g3"](None)
+
+
 def curve(rate: float) -> dict[str, Any]:
     """A curve of all cells, each with a rate of its own but the first."""
     cells = [

@@ -17,7 +17,7 @@ import signal
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ import bench_curve
 import bench_gateway
 import bench_http
 import bench_lease
+import bench_limiter
 import bench_plot
 import bench_rates
 import callers
@@ -33,6 +34,7 @@ import psycopg
 from bench_kit import (
     PARTS,
     RATES,
+    AbsentError,
     Bench,
     BenchError,
     about,
@@ -88,7 +90,8 @@ def p6(bench: Bench) -> dict[str, Any]:
 
 
 RUN: dict[str, Callable[[Bench], dict[str, Any]]] = {
-    **bench_cpu.RUN, **bench_rates.RUN, **bench_gateway.RUN, "P5": callers.p5, "P6": p6, "P13": bench_http.p13,
+    **bench_cpu.RUN, **bench_rates.RUN, **bench_gateway.RUN, **bench_limiter.RUN,
+    "P5": callers.p5, "P6": p6, "P13": bench_http.p13,
 }  # fmt: skip
 
 
@@ -162,12 +165,27 @@ def table(report: Mapping[str, Any]) -> str:
     shown = [markdown([head, *rows])] if rows else []
     if "curve" in report:
         shown.append(bench_curve.tables(report["curve"]))
+    shown += [f"{part} is left out. {why}" for part, why in report["left_out"].items()]
     return "\n\n".join([*shown, about(report)])
+
+
+def measure(
+    bench: Bench, parts: Sequence[str], run_of: Mapping[str, Callable[[Bench], dict[str, Any]]]
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Runs the parts; returns their results, and of those whose other side is absent what to install."""
+    results, left_out = [], {}
+    for part in parts:
+        try:
+            results.append(run_of[part](bench))
+        except AbsentError as error:
+            left_out[part] = str(error)
+            say(f"{part} is left out. {error}")
+    return results, left_out
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Measures; returns the report."""
-    report: dict[str, Any] = {"machine": machine(), "settings": {}, "results": []}
+    report: dict[str, Any] = {"machine": machine(), "settings": {}}
     pgbench = None if options.psycopg else find_pgbench()
     driver = "pgbench, prepared" if pgbench else "psycopg, prepared"
     if pgbench is None and (options.curve or bench_rates.RUN.keys() & set(options.only)):
@@ -185,8 +203,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         bench = Bench(url, pgbench, options)
         try:
             bench.prepare()
-            for part in options.only:
-                report["results"].append(RUN[part](bench))
+            report["results"], report["left_out"] = measure(bench, options.only, RUN)
             if options.curve:
                 report["curve"] = bench_curve.curve(bench)
         finally:
@@ -215,7 +232,7 @@ def main(arguments: list[str]) -> int:
         print(json.dumps({**report, "results": plain}))
     else:
         print(table(report))
-    return 0
+    return 1 if report["left_out"] and not report["results"] else 0
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ CALLERS = 16
 OPEN_CALLERS = 64
 TARGET_ADDED_S = 0.0015
 TABLE = "CREATE TABLE orders AS SELECT id, 'order ' || id AS name, id * 1.5 AS value FROM generate_series(1, 10000) id"
+ASGI = ("gateway_apps", "asgi")
 _START_S = 60
 _HERE = Path(__file__).parent
 
@@ -58,6 +59,20 @@ class Side:
 @contextlib.contextmanager
 def _running(url: str) -> Iterator[tuple[dict[str, Side], bytes]]:
     """Runs all sides; yields them and the request."""
+    secret = prepared(url)
+    with contextlib.ExitStack() as stack:
+        sides: dict[str, Side] = {}
+        for name, (app, coalesce) in SIDES.items():
+            upstream = f"http://127.0.0.1:{sides['bare'].port if sides else 0}"
+            environment = {"QUOTA_DATABASE_URL": url, "BENCH_UPSTREAM": upstream, "BENCH_COALESCE": coalesce}
+            sides[name] = stack.enter_context(process(ASGI, app, environment))
+        for side in sides.values():
+            must_answer(side.port, secret)
+        yield sides, request_with(secret)
+
+
+def prepared(url: str) -> str:
+    """Makes the table that is served and a key with a bucket and an hourly limit; returns its secret."""
     made = credentials.Credential.new(credentials.KEY)
     with connect(url) as connection:
         connection.execute(f"{TABLE}; ALTER TABLE orders ADD PRIMARY KEY (id); ANALYZE orders")
@@ -68,28 +83,27 @@ def _running(url: str) -> Iterator[tuple[dict[str, Side], bytes]]:
                 "SELECT quota.set_limit(%s, %s, 'cost', %s, 1e15, refill_per_s => %s, period => %s)",
                 (f"key:{made.id}", name, kind, refill, period),
             )
-    request = (
-        f"GET /v1/rows/orders?limit=100 HTTP/1.1\r\nHost: bench\r\nAuthorization: Bearer {made.secret}\r\n"
+    return made.secret
+
+
+def request_with(secret: str) -> bytes:
+    """The request that every side is asked."""
+    return (
+        f"GET /v1/rows/orders?limit=100 HTTP/1.1\r\nHost: bench\r\nAuthorization: Bearer {secret}\r\n"
         "Accept: */*\r\nUser-Agent: bench\r\n\r\n"
     ).encode()
-    with contextlib.ExitStack() as stack:
-        sides: dict[str, Side] = {}
-        for name, (app, coalesce) in SIDES.items():
-            upstream = f"http://127.0.0.1:{sides['bare'].port if sides else 0}"
-            environment = {"QUOTA_DATABASE_URL": url, "BENCH_UPSTREAM": upstream, "BENCH_COALESCE": coalesce}
-            sides[name] = stack.enter_context(_process(app, environment))
-        for side in sides.values():
-            _must_answer(side.port, made.secret)
-        yield sides, request
 
 
 @contextlib.contextmanager
-def _process(app: str, environment: Mapping[str, str]) -> Iterator[Side]:
+def process(served: tuple[str, ...], app: str, environment: Mapping[str, str]) -> Iterator[Side]:
+    """Runs an application on gunicorn with one worker. `served`: its module, the worker's class, options of that."""
+    module, kind, *options = served
     with socket.create_server(("127.0.0.1", 0), backlog=256) as listener:
         number = listener.fileno()
         command = [
-            sys.executable, "-m", "gunicorn", "-k", "asgi", "-w", "1", "--bind", f"fd://{number}", "--keep-alive",
-            "600", "--no-control-socket", "--log-level", "error", "--graceful-timeout", "2", f"gateway_apps:{app}()",
+            sys.executable, "-m", "gunicorn", "-k", kind, *options, "-w", "1", "--bind", f"fd://{number}",
+            "--keep-alive", "600", "--no-control-socket", "--log-level", "error", "--graceful-timeout", "2",
+            f"{module}:{app}()",
         ]  # fmt: skip
         with subprocess.Popen(
             command, cwd=_HERE, env={**os.environ, "QUOTA_TIMEOUT_S": "30", **environment}, pass_fds=[number]
@@ -100,7 +114,8 @@ def _process(app: str, environment: Mapping[str, str]) -> Iterator[Side]:
                 process.terminate()
 
 
-def _must_answer(port: int, secret: str) -> None:
+def must_answer(port: int, secret: str) -> None:
+    """Waits until a side answers. Errors: `BenchError` unless it is 200."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_START_S)
     try:
         connection.request("GET", "/v1/rows/orders?limit=100", headers={"Authorization": f"Bearer {secret}"})
@@ -114,7 +129,8 @@ def _must_answer(port: int, secret: str) -> None:
         connection.close()
 
 
-def _asked(bench: Bench, port: int, request: bytes, rate_per_s: float | None = None) -> Load:
+def asked(bench: Bench, port: int, request: bytes, rate_per_s: float | None = None) -> Load:
+    """Asks a side for a window, closed, or open at a rate."""
     callers = CALLERS if rate_per_s is None else OPEN_CALLERS
     try:
         return load(port, request, callers=callers, seconds=bench.options.seconds, rate_per_s=rate_per_s)
@@ -129,62 +145,67 @@ def g1(bench: Bench) -> dict[str, Any]:
     with bench.copy("g1") as url, _running(url) as (sides, request):
         for number in range(bench.options.rounds):
             for name, side in sides.items():
-                before_s, asked = side.cpu_s(), _asked(bench, side.port, request)
-                rates[name].append(asked.per_second)
-                cpu_us[name].append((side.cpu_s() - before_s) / max(asked.answers, 1) * 1e6)
+                before_s, one = side.cpu_s(), asked(bench, side.port, request)
+                rates[name].append(one.per_second)
+                cpu_us[name].append((side.cpu_s() - before_s) / max(one.answers, 1) * 1e6)
             told = ", ".join(f"{side} {found[-1]:.0f}" for side, found in rates.items())
             say(f"G1: round {number + 1}: requests per second: {told}")
-        books = _books(url)
+        books = books_of(url)
     pairs = list(zip(rates["proxy"], rates["plain proxy"], strict=True))
     medians = {side: round(statistics.median(found), 1) for side, found in rates.items()}
     cpu = {side: round(statistics.median(found)) for side, found in cpu_us.items()}
-    return result("G1", pairs, met=not books["violations"], requests_per_s=medians, cpu_us=cpu, details=_calls(books))
+    return result("G1", pairs, met=not books["violations"], requests_per_s=medians, cpu_us=cpu, details=calls(books))
 
 
 def g2(bench: Bench) -> dict[str, Any]:
     """Open loop at half of what the bare API can do at most: what a call takes longer."""
     found: dict[str, list[Load]] = {side: [] for side in SIDES}
     with bench.copy("g2") as url, _running(url) as (sides, request):
-        peak = statistics.median(_asked(bench, sides["bare"].port, request).per_second for _ in range(3))
+        peak = statistics.median(asked(bench, sides["bare"].port, request).per_second for _ in range(3))
         rate = peak / 2
         for number in range(bench.options.rounds):
             for name, side in sides.items():
-                found[name].append(_asked(bench, side.port, request, rate))
+                found[name].append(asked(bench, side.port, request, rate))
                 time.sleep(0.2)  # what a side could not keep up with is not the next one's
             told = ", ".join(f"{side} {percentile(x[-1].latencies_s, 50) * 1000:.2f}" for side, x in found.items())
             say(f"G2: round {number + 1}: {rate:.0f} requests per second, p50 in ms: {told}")
-        books = _books(url)
+        books = books_of(url)
+    pairs = [(each * 1e6, TARGET_ADDED_S * 1e6) for each in _added_s(found, "middleware", 50)]
+    peaks = {"bare_peak_per_s": round(peak, 1), **latencies(found, rate)}
+    return result("G2", pairs, met=not books["violations"], **peaks, details=calls(books))
 
-    def added(side: str, percent: float) -> list[float]:
-        return [
-            percentile(one.latencies_s, percent) - percentile(bare.latencies_s, percent)
-            for one, bare in zip(found[side], found["bare"], strict=True)
-        ]
 
-    figures = {
-        "rate_per_s": round(rate, 1),
-        "bare_peak_per_s": round(peak, 1),
-        "p50_ms": {side: _median_ms(loads, 50) for side, loads in found.items()},
-        "p99_ms": {side: _median_ms(loads, 99) for side, loads in found.items()},
-        "added_p50_ms": {side: round(statistics.median(added(side, 50)) * 1000, 3) for side in SIDES},
-        "added_p99_ms": {side: round(statistics.median(added(side, 99)) * 1000, 3) for side in SIDES},
+def latencies(found: Mapping[str, list[Load]], rate_per_s: float) -> dict[str, Any]:
+    """What was found of every side at a rate: percentiles, and what they add to the bare one's, in milliseconds."""
+    return {
+        "rate_per_s": round(rate_per_s, 1),
+        "p50_ms": {side: median_ms(loads, 50) for side, loads in found.items()},
+        "p99_ms": {side: median_ms(loads, 99) for side, loads in found.items()},
+        "added_p50_ms": {side: round(statistics.median(_added_s(found, side, 50)) * 1000, 3) for side in found},
+        "added_p99_ms": {side: round(statistics.median(_added_s(found, side, 99)) * 1000, 3) for side in found},
         "answered_of_due": {
-            side: round(statistics.median(one.per_second for one in loads) / rate, 3) for side, loads in found.items()
+            side: round(statistics.median(one.per_second for one in loads) / rate_per_s, 3)
+            for side, loads in found.items()
         },
     }
-    pairs = [(each * 1e6, TARGET_ADDED_S * 1e6) for each in added("middleware", 50)]
-    return result("G2", pairs, met=not books["violations"], **figures, details=_calls(books))
 
 
-def _calls(books: dict[str, int]) -> dict[str, int]:
+def _added_s(found: Mapping[str, list[Load]], side: str, percent: float) -> list[float]:
+    return [
+        percentile(one.latencies_s, percent) - percentile(bare.latencies_s, percent)
+        for one, bare in zip(found[side], found["bare"], strict=True)
+    ]
+
+
+def calls(books: dict[str, int]) -> dict[str, int]:
     return {"attempts": books["calls"], "successes": books["calls"], **books}
 
 
-def _median_ms(loads: list[Load], percent: float) -> float:
+def median_ms(loads: list[Load], percent: float) -> float:
     return round(statistics.median(percentile(one.latencies_s, percent) for one in loads) * 1000, 3)
 
 
-def _books(url: str) -> dict[str, int]:
+def books_of(url: str) -> dict[str, int]:
     """What the ledger has of it: calls that were settled, holds that are left, violations."""
     with connect(url) as connection:
         row = connection.execute(

@@ -40,9 +40,10 @@ PARTS = {
     "P13": ("GET /v1/keys/{id}, requests per second, against a bare Flask endpoint on the same gunicorn", 0.5),
     "G1": ("the gateway, one key: requests per second, against a plain proxy on the same server and client", 0.6),
     "G2": ("metering middleware, one key, at half the bare API's peak: what p50 it adds, against 1.5 ms", 1.0),
+    "G3": ("metering middleware under Flask: requests per second, against Flask-Limiter with a durable Redis", 1.0),
 }
 # Of these more is better: calls per second. Of the others less is: CPU per call.
-RATES = {"P4", "P5", "P6", "P9", "P10", "P13", "G1"}
+RATES = {"P4", "P5", "P6", "P9", "P10", "P13", "G1", "G3"}
 SETTINGS = {"shared_buffers": "256MB", "max_wal_size": "4GB"}
 SHOWN = (
     "server_version", "fsync", "synchronous_commit", "full_page_writes", "wal_sync_method", "shared_buffers",
@@ -55,6 +56,10 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 class BenchError(Exception):
     """The bench cannot say anything: the message says what went wrong and what to do."""
+
+
+class AbsentError(BenchError):
+    """What a part compares with is not installed: the part is left out, the others go on."""
 
 
 def say(text: str) -> None:

@@ -28,6 +28,7 @@ from typing import Any
 import psycopg
 from bench_kit import (
     EMPTY,
+    AbsentError,
     Bench,
     BenchError,
     Connection,
@@ -70,7 +71,7 @@ return 1
 
 
 class RedisError(BenchError):
-    """Redis is absent, or answered something that it should not."""
+    """Redis answered something that it should not."""
 
 
 def encoded(*words: bytes | str | int) -> bytes:
@@ -96,11 +97,11 @@ def asked(port: int, *words: bytes | str | int) -> bytes:
 def redis() -> Iterator[tuple[int, str]]:
     """Starts a durable Redis in a folder of its own; yields its port and version, and ends it.
 
-    Errors: `RedisError` where there is none.
+    Errors: `AbsentError` where there is none.
     """
     program = shutil.which("redis-server")
     if program is None:
-        raise RedisError(
+        raise AbsentError(
             "Redis is absent: there is no redis-server on PATH, and nothing was measured."
             " Install it (Debian/Ubuntu: apt-get install redis-server) and run this again."
         )
