@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.client.proxy import Proxy as DatabaseProxy
 from tests.gateway.conftest import PATIENCE_S, Key, Proxy, make_key, settled, start, stop, until
 from tests.gateway.upstream import BODY, COST, Upstream
 from tests.server import Connection, connect
@@ -420,6 +421,42 @@ def test_health(proxy: Proxy, gateway_database: str, upstream: Upstream, tmp_pat
         assert len(upstream.seen) == before
     finally:
         stop(away)
+
+
+FAILS_OPEN = """
+upstream = "{upstream}"
+
+[[routes]]
+path = "/ok/<path:rest>"
+estimate = {{ fixed = 50 }}
+fail_open = {{ capacity = 100, refill_per_s = 0 }}
+
+[[routes]]
+path = "/<path:rest>"
+"""
+
+
+def test_known_keys_pass_while_the_ledger_is_away_up_to_the_ceiling(
+    gateway_database: str, db: Connection, upstream: Upstream, key: Key, tmp_path: Path
+) -> None:
+    with DatabaseProxy(gateway_database) as between:
+        config = FAILS_OPEN.format(upstream=upstream.url)
+        running = start(tmp_path, config, between.url, QUOTA_WORKERS="1", QUOTA_TIMEOUT_S="2")
+        try:
+            until(lambda: running.request("GET", "/ok/whole", headers=key.headers).status == 200)
+            before = settled(db, key)
+            between.close()
+            answers = [running.request("GET", "/ok/whole", headers=key.headers) for _ in range(3)]
+            seen = len(upstream.seen)
+            elsewhere = running.request("GET", "/exception/whole", headers=key.headers)
+            stranger = running.request("GET", "/ok/whole", headers=make_key(gateway_database).headers)
+        finally:
+            stop(running)
+    assert [answer.status for answer in answers] == [200, 200, 503]
+    assert [answer.headers["Quota-Fail-Open"] for answer in answers] == ["?1", "?1", None]
+    assert (elsewhere.status, stranger.status, len(upstream.seen)) == (503, 503, seen)
+    assert settled(db, key) == before, "what has passed unchecked is in nobody's books"
+    assert "fail_open" in running.log.read_text()
 
 
 def test_a_graceful_stop_settles_what_is_in_flight(
