@@ -26,33 +26,11 @@ from psycopg import sql
 from quota import credentials
 from tests.conftest import assert_balanced
 from tests.server import Connection, connect, create_database, drop_database
+from tests.web import Answer
 
 ROLES = ("worker", "viewer", "operator", "owner")
 WORKERS = 4
 CACHE_S = 1
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What came back."""
-
-    status: int
-    headers: http.client.HTTPMessage
-    body: bytes
-
-    @property
-    def json(self) -> Any:
-        """The JSON document."""
-        return json.loads(self.body)
-
-    @property
-    def problem(self) -> str:
-        """The name of the problem that it is."""
-        assert self.headers["Content-Type"] == "application/problem+json", (self.status, self.body)
-        found = self.json
-        assert found["status"] == self.status
-        assert {"type", "title", "status", "detail"} <= found.keys()
-        return str(found["type"]).rpartition(":")[2]
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import secrets
 from urllib.parse import quote
 
-from tests.admin.conftest import Answer, Api, Server
+from tests.admin.conftest import Api, Server
+from tests.web import Answer
 
 
 def as_root(server: Server, root: str, method: str, path: str, body: object | None = None, **headers: str) -> Answer:

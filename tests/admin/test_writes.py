@@ -6,8 +6,9 @@ import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from tests.admin.conftest import Answer, Api
+from tests.admin.conftest import Api
 from tests.server import Connection
+from tests.web import Answer
 
 
 def test_a_repeated_request_is_done_once_and_answered_again(api: Api, db: Connection) -> None:

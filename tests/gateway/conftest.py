@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import json
 import os
 import secrets
 import signal
@@ -15,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -24,29 +22,9 @@ from quota import credentials
 from tests.conftest import assert_balanced
 from tests.gateway.upstream import Upstream
 from tests.server import Connection, connect, create_database, drop_database
+from tests.web import Answer
 
 PATIENCE_S = 60
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What came back."""
-
-    status: int
-    headers: http.client.HTTPMessage
-    body: bytes
-
-    @property
-    def json(self) -> Any:
-        """The JSON document."""
-        return json.loads(self.body)
-
-    @property
-    def problem(self) -> str:
-        """The name of the problem that it is."""
-        assert self.headers["Content-Type"] == "application/problem+json", (self.status, self.body)
-        assert self.json["status"] == self.status
-        return str(self.json["type"]).rpartition(":")[2]
 
 
 @dataclass(frozen=True)

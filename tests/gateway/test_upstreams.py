@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.gateway.conftest import Answer, Key, Proxy, make_key, settled, start, stop
+from tests.gateway.conftest import Key, Proxy, make_key, settled, start, stop
 from tests.gateway.test_oauth import AUDIENCE, ISSUER, KEYS, token
 from tests.server import Connection
+from tests.web import Answer
 
 CONFIG = """
 upstream = "{upstream}"
