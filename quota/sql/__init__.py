@@ -3,7 +3,7 @@
 ``types``, ``batch_types`` and ``clock`` come first, then what callers send (``errors``, ``units``), the arithmetic of
 one account (``limits``), how an answer is put together (``answers``) and which definition is in force (``bind``). Then
 the life of a reservation (``reserve``, ``reap``, ``settle``, ``adjust``, ``record``), and many at once
-(``reserve_many``, ``settle_many``). Then what is read (``balance``, ``limits_of``, ``check``, ``views``), what
+(``alike``, ``reserve_many``, ``settle_many``). Then what is read (``balance``, ``limits_of``, ``check``, ``views``), what
 operators do (``tenants``, ``subjects``, ``definitions``, ``tiers``, ``keys``, ``tokens``, ``operators``,
 ``retain``), what models cost (``price_types``, ``prices``), runs (``run_types``, ``runs``), waiting in turn
 (``turn_types``, ``turns``), what calls have told (``reports``) and who may do it (``append_only``, ``grants``).
@@ -30,6 +30,7 @@ FILES = (
     "settle",
     "adjust",
     "record",
+    "alike",
     "reserve_many",
     "settle_many",
     "balance",

@@ -10,11 +10,9 @@ CREATE OR REPLACE FUNCTION quota.limits_of(subject text, tenant text DEFAULT 'de
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
-    lineage text[];
+    lineage text[] := quota_internal.lineage_of(limits_of.tenant, limits_of.subject);
     at timestamptz := quota_internal.clock();
 BEGIN
-    PERFORM quota_internal.require_subjects(limits_of.tenant, ARRAY[limits_of.subject]);
-    lineage := (SELECT s.lineage FROM quota_internal.subjects s WHERE s.tenant = limits_of.tenant AND s.name = limits_of.subject);
     RETURN QUERY
     SELECT b.subject, b.limit_name, b.unit, u.money, b.kind, trim_scale(b.capacity), trim_scale(b.refill_per_s), p.period,
         trim_scale(quota_internal.nominal_s(p.period)), trim_scale(b.spent), trim_scale(b.reserved), trim_scale(b.level),
@@ -25,17 +23,32 @@ BEGIN
     FROM quota_internal.read_accounts(limits_of.tenant, lineage, at) b
     JOIN quota_internal.units u ON u.name = b.unit
     LEFT JOIN quota_internal.accounts a ON a.tenant = limits_of.tenant AND a.subject = b.subject AND a.limit_name = b.limit_name
-    -- All definitions of one name share their period, so an account's is good; resolving them costs more than all the rest.
+    -- All definitions of one name share their period, so an account's is good.
     CROSS JOIN LATERAL (
-        SELECT CASE WHEN a.id IS NOT NULL THEN a.period ELSE (
-            SELECT f.period FROM quota_internal.limits_in_force f
-            WHERE f.tenant = limits_of.tenant AND f.subject = b.subject AND f.limit_name = b.limit_name) END AS period
+        SELECT CASE
+            WHEN a.id IS NOT NULL THEN a.period
+            ELSE quota_internal.period_in_force(limits_of.tenant, b.subject, b.limit_name)
+        END AS period
+        OFFSET 0
     ) p
     ORDER BY array_position(lineage, b.subject), b.limit_name;
 END
 $$;
 COMMENT ON FUNCTION quota.limits_of(text, text) IS
     'A row per limit on the lineage of a subject, itself first: its terms and where it stands. window_s: nominal length of its window.';
+
+-- The period of a limit that has no account yet. (In PL/pgSQL, which stays out of the plan of those who do not call it: setting up
+-- the resolution of what is in force costs more than all of limits_of.)
+CREATE OR REPLACE FUNCTION quota_internal.period_in_force(tenant text, subject text, limit_name text) RETURNS text
+LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN (
+        SELECT f.period FROM quota_internal.limits_in_force f
+        WHERE f.tenant = period_in_force.tenant AND f.subject = period_in_force.subject
+            AND f.limit_name = period_in_force.limit_name);
+END
+$$;
 
 -- The length that a window is told by: a day of 24 hours, a month of 31 days, whatever the calendar makes of the present one.
 CREATE OR REPLACE FUNCTION quota_internal.nominal_s(period text) RETURNS numeric

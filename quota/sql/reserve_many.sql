@@ -1,5 +1,6 @@
 -- reserve_many: many holds of one tenant in one transaction, each decided as reserve would decide it, in order.
 --
+-- The usual batch, all of one subject, is decided by reserve_alike. What is said here is the general way.
 -- Most requests of a batch are plain: known subjects, valid amounts, a new id. Their accounts are locked once; if the sum of all
 -- fits, all are granted, every account is written once and the holds in one statement. If it does not fit, they are judged one by
 -- one, in order, by the same locked rows. The others (errors, replays, frozen subjects) take nothing whatever their place is, and
@@ -63,11 +64,7 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
             CASE WHEN bool_or(e.written) THEN jsonb_object_agg(e.key, e.exact) ELSE costs END
         END
     FROM (
-        SELECT v.key, jsonb_typeof(v.value) = 'string' AS written, CASE jsonb_typeof(v.value)
-            WHEN 'number' THEN v.value::numeric
-            WHEN 'string' THEN CASE WHEN length(v.value #>> '{}') <= 100 AND v.value #>> '{}' ~ '^[0-9]+(\.[0-9]+)?$'
-                THEN (v.value #>> '{}')::numeric END
-        END AS exact
+        SELECT v.key, jsonb_typeof(v.value) = 'string' AS written, quota_internal.exact(v.value) AS exact
         FROM (
             SELECT k.key, costs -> k.key AS value
             FROM (SELECT jsonb_object_keys(CASE jsonb_typeof(costs) WHEN 'object' THEN costs ELSE '{}' END) AS key) k
@@ -714,9 +711,11 @@ CREATE OR REPLACE FUNCTION quota.reserve_many(
     atomic boolean DEFAULT false,
     tenant text DEFAULT 'default'
 ) RETURNS SETOF quota.batch_decision
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
+    -- (Plans are kept, and many are made while the tables are small: none shall read a table from end to end for it.)
     size integer := cardinality(reserve_many.subjects);
     requests quota_internal.batch_request[];
     known uuid[] := '{}';
@@ -726,15 +725,33 @@ DECLARE
     one quota.batch_decision;
     i integer;
 BEGIN
-    PERFORM quota_internal.require_batch('subjects', size, reserve_many.subjects, false);
-    PERFORM quota_internal.require_batch('costs', size, reserve_many.costs, false);
-    PERFORM quota_internal.require_batch('ids', size, reserve_many.ids, true);
-    PERFORM quota_internal.require_batch('ttls', size, reserve_many.ttls, true);
-    PERFORM quota_internal.require_batch('also', size, reserve_many.also, true);
-    PERFORM quota_internal.require_batch('headrooms', size, reserve_many.headrooms, true);
-    PERFORM quota_internal.require_batch('on_expiries', size, reserve_many.on_expiries, true);
-    PERFORM quota_internal.require_batch('details', size, reserve_many.details, true);
-    PERFORM quota_internal.require_flag('atomic', atomic);
+    IF (quota_internal.is_batch(size, reserve_many.subjects, false) AND quota_internal.is_batch(size, reserve_many.costs, false)
+        AND quota_internal.is_batch(size, reserve_many.ids, true) AND quota_internal.is_batch(size, reserve_many.ttls, true)
+        AND quota_internal.is_batch(size, reserve_many.also, true) AND quota_internal.is_batch(size, reserve_many.headrooms, true)
+        AND quota_internal.is_batch(size, reserve_many.on_expiries, true)
+        AND quota_internal.is_batch(size, reserve_many.details, true) AND atomic IS NOT NULL) IS NOT TRUE
+    THEN
+        PERFORM quota_internal.require_batch('subjects', size, reserve_many.subjects, false);
+        PERFORM quota_internal.require_batch('costs', size, reserve_many.costs, false);
+        PERFORM quota_internal.require_batch('ids', size, reserve_many.ids, true);
+        PERFORM quota_internal.require_batch('ttls', size, reserve_many.ttls, true);
+        PERFORM quota_internal.require_batch('also', size, reserve_many.also, true);
+        PERFORM quota_internal.require_batch('headrooms', size, reserve_many.headrooms, true);
+        PERFORM quota_internal.require_batch('on_expiries', size, reserve_many.on_expiries, true);
+        PERFORM quota_internal.require_batch('details', size, reserve_many.details, true);
+        PERFORM quota_internal.require_flag('atomic', atomic);
+    END IF;
+    IF subjects[1] = ALL (subjects) AND coalesce(array_remove(on_expiries, NULL) = '{}', true)
+        AND coalesce(0 = ALL (array_remove(headrooms, NULL)), true)
+        AND coalesce('[]' = ALL (array_remove(reserve_many.also, NULL)), true) AND NOT quota_internal.snapshot_is_old()
+    THEN
+        answers := quota_internal.reserve_alike(
+            reserve_many.tenant, subjects[1], reserve_many.costs, reserve_many.ids, ttls, reserve_many.details);
+        IF answers IS NOT NULL THEN
+            RETURN QUERY SELECT x.* FROM unnest(answers) x;
+            RETURN;
+        END IF;
+    END IF;
     requests := quota_internal.batch_requests(subjects, costs, reserve_many.ids, ttls, also, headrooms, on_expiries, details);
 
     FOR attempt IN 1 .. 100 LOOP

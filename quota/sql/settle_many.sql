@@ -1,5 +1,6 @@
 -- settle_many and release_many: many reservations of one tenant closed in one transaction, each as settle or release would.
 --
+-- The usual batch, all on the same accounts, is settled by settle_alike. What is said here is the general way.
 -- Most members of a batch are plain: an open hold that is not overdue, settled or released as a whole, once. They are booked
 -- together: every account is written once, holds and entries in one statement each. The others (late, partial, corrections, replays,
 -- errors) follow one by one, in order, by settle and release themselves.
@@ -264,21 +265,36 @@ CREATE OR REPLACE FUNCTION quota.settle_many(
     atomic boolean DEFAULT false,
     tenant text DEFAULT 'default'
 ) RETURNS SETOF quota.batch_settlement
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
+    -- (As in reserve_many: a plan that was made while the tables were small is kept.)
     size integer := cardinality(settle_many.ids);
     closings quota_internal.batch_closing[];
     one quota.batch_settlement;
     answers quota.batch_settlement[];
     i integer;
 BEGIN
-    PERFORM quota_internal.require_batch('ids', size, settle_many.ids, false);
-    PERFORM quota_internal.require_batch('costs', size, settle_many.costs, true);
-    PERFORM quota_internal.require_batch('finals', size, settle_many.finals, true);
-    PERFORM quota_internal.require_batch('outcomes', size, settle_many.outcomes, true);
-    PERFORM quota_internal.require_batch('details', size, settle_many.details, true);
-    PERFORM quota_internal.require_flag('atomic', atomic);
+    IF (quota_internal.is_batch(size, settle_many.ids, false) AND quota_internal.is_batch(size, settle_many.costs, true)
+        AND quota_internal.is_batch(size, settle_many.finals, true) AND quota_internal.is_batch(size, settle_many.outcomes, true)
+        AND quota_internal.is_batch(size, settle_many.details, true) AND atomic IS NOT NULL) IS NOT TRUE
+    THEN
+        PERFORM quota_internal.require_batch('ids', size, settle_many.ids, false);
+        PERFORM quota_internal.require_batch('costs', size, settle_many.costs, true);
+        PERFORM quota_internal.require_batch('finals', size, settle_many.finals, true);
+        PERFORM quota_internal.require_batch('outcomes', size, settle_many.outcomes, true);
+        PERFORM quota_internal.require_batch('details', size, settle_many.details, true);
+        PERFORM quota_internal.require_flag('atomic', atomic);
+    END IF;
+    IF true = ALL (array_remove(coalesce(finals, '{}'), NULL)) THEN
+        answers := quota_internal.settle_alike(
+            settle_many.tenant, settle_many.ids, settle_many.costs, outcomes, settle_many.details);
+        IF answers IS NOT NULL THEN
+            RETURN QUERY SELECT x.* FROM unnest(answers) x;
+            RETURN;
+        END IF;
+    END IF;
     closings := quota_internal.close_plain(
         settle_many.tenant, settle_many.ids, settle_many.costs, finals, outcomes, settle_many.details, releases => false);
     answers := ARRAY(
@@ -337,9 +353,11 @@ CREATE OR REPLACE FUNCTION quota.release_many(
     atomic boolean DEFAULT false,
     tenant text DEFAULT 'default'
 ) RETURNS SETOF quota.batch_release
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
+    -- (As in reserve_many: a plan that was made while the tables were small is kept.)
     size integer := cardinality(release_many.ids);
     closings quota_internal.batch_closing[];
     one quota.batch_release;

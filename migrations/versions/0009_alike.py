@@ -1,0 +1,34 @@
+"""The usual batch, all of one subject, is decided, written and settled by its sums; what stands on a subject is read from its accounts.
+
+Safe on a live table: functions are made and replaced. Answers and meaning stay as they were.
+"""
+
+from __future__ import annotations
+
+from alembic import op
+
+from quota.migrate import install
+
+revision = "0009"
+down_revision = "0008"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    install(revision, "alike", "balance", "limits_of", "reserve_many", "settle_many", "grants")
+
+
+def downgrade() -> None:
+    install("0003", "balance", "reserve_many", "settle_many")
+    install("0008", "limits_of", "grants")
+    op.execute("DROP FUNCTION quota_internal.reserve_alike(text, text, jsonb[], uuid[], interval[], jsonb[])")
+    op.execute("DROP FUNCTION quota_internal.settle_alike(text, uuid[], jsonb[], text[], jsonb[])")
+    op.execute("DROP FUNCTION quota_internal.is_batch(integer, anyarray, boolean)")
+    op.execute("DROP FUNCTION quota_internal.exact(jsonb)")
+    op.execute(
+        "DROP FUNCTION quota_internal.fits_at_sight("
+        "text, numeric, numeric, numeric, numeric, numeric, timestamptz, text, timestamptz, timestamptz)"
+    )
+    op.execute("DROP FUNCTION quota_internal.lineage_of(text, text)")
+    op.execute("DROP FUNCTION quota_internal.period_in_force(text, text, text)")
