@@ -63,7 +63,10 @@ class Failure:
     @property
     def line(self) -> str:
         """The one line for people."""
-        return self.message if not self.hint else f"{self.message.rstrip('. ')}. {self.hint}"
+        if not self.hint:
+            return self.message
+        message = self.message.rstrip(". ")
+        return f"{message} {self.hint}" if message.endswith(("?", "!")) else f"{message}. {self.hint}"
 
 
 def explained(error: BaseException) -> Failure:

@@ -20,6 +20,7 @@ URL = "postgresql://quota:hunter2@127.0.0.1:{port}/quota"
     ("arguments", "line"),
     [
         (["bogus"], "quota: No such command 'bogus'. See: quota --help"),
+        (["demo", "gatewy"], "Did you mean 'gateway'? See: quota demo --help"),
         (["reserve"], "quota: Missing argument 'SUBJECT'. See: quota reserve --help"),
         (["reserve", "key:42", "usd"],
          'quota: "usd" is no cost; write unit=amount, such as usd=0.25. See: quota reserve --help'),

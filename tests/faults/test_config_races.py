@@ -47,12 +47,14 @@ def ledger(conn: Connection) -> Connection:
     return conn
 
 
-def _waits(ledger: Connection, database: str, change: Callable[[Connection], object], commit_first: bool) -> str:
+def _waits(
+    ledger: Connection, database: str, change: Callable[[Connection], object], commit_first: bool, batch: bool
+) -> str:
     """What a reserve comes to that waited for the account while the change committed, or was still in flight."""
     with connect(database) as holder, connect(database) as admin:
         with holder.transaction():
             holder.execute(ACCOUNT)
-            waiting = Background(database, "reserve", "key:1", {"usd": 40, "cost": 1_500_000})
+            waiting = Background(database, "reserve", "key:1", {"usd": 40, "cost": 1_500_000}, batch=batch)
             waiting.must_block(ledger)
             if commit_first:
                 changing = admin
@@ -63,22 +65,27 @@ def _waits(ledger: Connection, database: str, change: Callable[[Connection], obj
         return waiting.word()
 
 
+@pytest.mark.parametrize("batch", [False, True], ids=["single", "batch"])
 @pytest.mark.parametrize("name", [*CHANGES])
-def test_no_grant_by_what_was_in_force_before(ledger: Connection, database: str, name: str) -> None:
+def test_no_grant_by_what_was_in_force_before(ledger: Connection, database: str, name: str, batch: bool) -> None:
     change, expected = CHANGES[name]
-    assert _waits(ledger, database, change, commit_first=False) == expected
+    assert _waits(ledger, database, change, commit_first=False, batch=batch) == expected
     assert spent_reserved(ledger, "key:1", "default") == (0, 0)
 
 
 # Those that need no lock of an account commit while it is held by somebody else.
+@pytest.mark.parametrize("batch", [False, True], ids=["single", "batch"])
 @pytest.mark.parametrize(
     "name", ["parent_cap", "kind_default", "tier_numbers", "tier_retired", "frozen", "parent_frozen"]
 )
-def test_no_grant_by_what_was_in_force_before_the_lock_was_free(ledger: Connection, database: str, name: str) -> None:
+def test_no_grant_by_what_was_in_force_before_the_lock_was_free(
+    ledger: Connection, database: str, name: str, batch: bool
+) -> None:
     change, expected = CHANGES[name]
-    assert _waits(ledger, database, change, commit_first=True) == expected
+    assert _waits(ledger, database, change, commit_first=True, batch=batch) == expected
 
 
+@pytest.mark.parametrize("batch", [False, True], ids=["single", "batch"])
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
@@ -87,8 +94,8 @@ def test_no_grant_by_what_was_in_force_before_the_lock_was_free(ledger: Connecti
     ],
     ids=["moved", "retired"],
 )
-def test_no_grant_on_an_old_lineage(ledger: Connection, database: str, change: Any, expected: str) -> None:
-    assert _waits(ledger, database, change, commit_first=False) == expected
+def test_no_grant_on_an_old_lineage(ledger: Connection, database: str, change: Any, expected: str, batch: bool) -> None:
+    assert _waits(ledger, database, change, commit_first=False, batch=batch) == expected
 
 
 def test_a_raised_cap_is_seen_by_whoever_waited(ledger: Connection, database: str) -> None:

@@ -122,7 +122,10 @@ def test_definitions_that_change_while_an_account_is_awaited_make_no_deadlock(
         assert [first.word(), second.word()] == ["ok", "ok"]
 
 
-def test_a_reserve_decided_anew_holds_no_account_while_it_closes_overdue_holds(conn: Connection, database: str) -> None:
+@pytest.mark.parametrize("batch", [False, True], ids=["single", "batch"])
+def test_a_reserve_decided_anew_holds_no_account_while_it_closes_overdue_holds(
+    conn: Connection, database: str, batch: bool
+) -> None:
     """It waited for an account, finds other limits, starts anew, and now an overdue hold is in its way: rows first."""
     set_clock(conn, NOON)
     budget(conn, "user:1", 50)
@@ -132,7 +135,7 @@ def test_a_reserve_decided_anew_holds_no_account_while_it_closes_overdue_holds(c
             third.execute(LOCK_RESERVATION, (overdue,))
             with other.transaction():
                 other.execute(LOCK_ACCOUNTS, ("user:1",))
-                waiting = Background(database, "reserve", "user:1", {"usd": 10})
+                waiting = Background(database, "reserve", "user:1", {"usd": 10}, batch=batch)
                 waiting.must_block(conn)
                 advance(conn, "1 minute")
                 other.execute("UPDATE quota_internal.accounts SET capacity = 45")
@@ -145,7 +148,10 @@ def test_a_reserve_decided_anew_holds_no_account_while_it_closes_overdue_holds(c
         assert waiting.word() == "ok"
 
 
-def test_a_reserve_that_has_closed_overdue_holds_waits_for_no_further_one(conn: Connection, database: str) -> None:
+@pytest.mark.parametrize("batch", [False, True], ids=["single", "batch"])
+def test_a_reserve_that_has_closed_overdue_holds_waits_for_no_further_one(
+    conn: Connection, database: str, batch: bool
+) -> None:
     """While it closed one, another fell due, and whoever has that one's row wants the account next."""
     set_clock(conn, NOON)
     budget(conn, "user:1", 50)
@@ -157,7 +163,7 @@ def test_a_reserve_that_has_closed_overdue_holds_waits_for_no_further_one(conn: 
             third.execute(LOCK_RESERVATION, (second,))
             with other.transaction():
                 other.execute(LOCK_ACCOUNTS, ("user:1",))
-                waiting = Background(database, "reserve", "user:1", {"usd": 45})
+                waiting = Background(database, "reserve", "user:1", {"usd": 45}, batch=batch)
                 waiting.must_block(conn)
                 advance(conn, "1 minute")
             if waiting.blocked(conn):
@@ -196,8 +202,11 @@ def test_everything_at_once_never_deadlocks(conn: Connection, database: str, rou
 # -- the clock is read after the locks --------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("batch", [False, True], ids=["single", "batch"])
 @pytest.mark.parametrize("zone", ["UTC", "Asia/Seoul"])
-def test_expiry_counts_from_the_moment_the_hold_takes_effect(database: str, conn: Connection, zone: str) -> None:
+def test_expiry_counts_from_the_moment_the_hold_takes_effect(
+    database: str, conn: Connection, zone: str, batch: bool
+) -> None:
     """A17: the account is held longer than the TTL; the hold is not overdue when it is granted."""
     conn.execute(f"ALTER DATABASE \"{conn.info.dbname}\" SET timezone = '{zone}'".encode())
     budget(conn, "user:1")
@@ -205,7 +214,7 @@ def test_expiry_counts_from_the_moment_the_hold_takes_effect(database: str, conn
     with connect(database) as other:
         with other.transaction():
             other.execute(LOCK_ACCOUNTS, ("user:1",))
-            waiting = Background(database, "reserve", "user:1", {"usd": 50}, ttl="1 second")
+            waiting = Background(database, "reserve", "user:1", {"usd": 50}, ttl="1 second", batch=batch)
             waiting.must_block(conn)
             advance(conn, "1.5 seconds")
         answer = waiting.row()
@@ -230,8 +239,9 @@ def test_extend_counts_from_after_the_lock(database: str, conn: Connection) -> N
     assert value(conn, "SELECT %s - quota_internal.clock() = interval '10 seconds'", answer["expires_at"])
 
 
+@pytest.mark.parametrize("batch", [False, True], ids=["single", "batch"])
 def test_a_hold_that_waited_for_a_rival_of_the_same_id_is_not_overdue_when_granted(
-    database: str, conn: Connection
+    database: str, conn: Connection, batch: bool
 ) -> None:
     """Two requests of one id on different subjects; the first one vanishes after longer than the second one's TTL."""
     budget(conn, "user:1")
@@ -241,7 +251,7 @@ def test_a_hold_that_waited_for_a_rival_of_the_same_id_is_not_overdue_when_grant
     with connect(database) as other:
         with other.transaction(force_rollback=True):
             reserve(other, "user:1", {"usd": 1}, id=key)
-            waiting = Background(database, "reserve", "user:2", {"usd": 1}, id=key, ttl="1 second")
+            waiting = Background(database, "reserve", "user:2", {"usd": 1}, id=key, ttl="1 second", batch=batch)
             waiting.must_block(conn)
             advance(conn, "1.5 seconds")
         answer = waiting.row()
@@ -249,7 +259,8 @@ def test_a_hold_that_waited_for_a_rival_of_the_same_id_is_not_overdue_when_grant
     assert value(conn, "SELECT %s > quota_internal.clock()", answer["expires_at"])
 
 
-def test_a_hold_expires_while_its_settle_waits(database: str, conn: Connection) -> None:
+@pytest.mark.parametrize("batch", [False, True], ids=["single", "batch"])
+def test_a_hold_expires_while_its_settle_waits(database: str, conn: Connection, batch: bool) -> None:
     """The settle waits for the reservation; when it gets it the hold is overdue, and it is booked late."""
     budget(conn, "user:1")
     set_clock(conn, NOON)
@@ -257,14 +268,15 @@ def test_a_hold_expires_while_its_settle_waits(database: str, conn: Connection) 
     with connect(database) as other:
         with other.transaction():
             other.execute(LOCK_RESERVATION, (key,))
-            waiting = Background(database, "settle", key, {"usd": 4})
+            waiting = Background(database, "settle", key, {"usd": 4}, batch=batch)
             waiting.must_block(conn)
             advance(conn, "1 minute")
         assert waiting.word() == "late"
     assert spent_reserved(conn, "user:1") == (4, 0)
 
 
-def test_the_refill_is_counted_after_the_lock(database: str, conn: Connection) -> None:
+@pytest.mark.parametrize("batch", [False, True], ids=["single", "batch"])
+def test_the_refill_is_counted_after_the_lock(database: str, conn: Connection, batch: bool) -> None:
     call(conn, "ensure_subject", "user:1")
     call(conn, "set_limit", "user:1", "rate", "cost", "bucket", 10, 1)
     set_clock(conn, NOON)
@@ -272,7 +284,7 @@ def test_the_refill_is_counted_after_the_lock(database: str, conn: Connection) -
     with connect(database) as other:
         with other.transaction():
             other.execute(LOCK_ACCOUNTS, ("user:1",))
-            waiting = Background(database, "reserve", "user:1", {"cost": 4})
+            waiting = Background(database, "reserve", "user:1", {"cost": 4}, batch=batch)
             waiting.must_block(conn)
             advance(conn, "3 seconds")
         (bucket,) = waiting.row()["remaining"]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -325,6 +326,39 @@ class BatchHistories(Histories):
         batch[0] |= {"also": also, "headroom": Decimal(0)}
         if again:
             batch.append(batch[0])
+        self._reserve_many(batch, atomic)
+
+    @rule(
+        subject=st.sampled_from(["key:42", "user:7", "oauth:a", "run:r"]),
+        units=st.sampled_from([("usd",), ("usd", "tokens"), ("cost",), ("usd", "requests")]),
+        amounts=st.lists(st.sampled_from(["1", 2, "0.5", "0", "0.25"]), min_size=2, max_size=5),
+        ttl=ttls,
+        shares=st.lists(st.sampled_from([Decimal(1), Decimal("0.5"), Decimal(2)]), min_size=5, max_size=5),
+        only=st.integers(0, 1),
+    )
+    def alike(
+        self,
+        subject: str,
+        units: tuple[str, ...],
+        amounts: list[str | int],
+        ttl: timedelta,
+        shares: list[Decimal],
+        only: int,
+    ) -> None:
+        """What a process sends that serves one key: the same units of one subject, and later their settles."""
+        how = {"ttl": ttl, "headroom": Decimal(0), "on_expiry": None, "also": [], "id": None}
+        batch = [how | {"subject": subject, "costs": dict.fromkeys(units, amount)} for amount in amounts]
+        granted = [known for known in self._reserve_many(batch, False) if known is not None]
+        if granted:
+            self._settle_many(
+                [
+                    {"id": known, "costs": self.near(known, share, only), "final": True, "outcome": "ok"}
+                    for known, share in zip(granted, shares, strict=False)
+                ],
+                False,
+            )
+
+    def _reserve_many(self, batch: list[dict[str, Any]], atomic: bool) -> list[UUID | None]:
         found: list[object] | str
         rows: list[Answer | ModelError] = []
         try:
@@ -341,6 +375,7 @@ class BatchHistories(Histories):
         except ModelError as error:
             expected = error.name
         assert _alike(found, expected), f"reserve_many {batch} atomic={atomic}: {real.difference(found, expected)}"
+        return assigned
 
     @rule(
         chosen=st.lists(members, min_size=1, max_size=5),
@@ -354,6 +389,9 @@ class BatchHistories(Histories):
             totals = None if each["outcome"] == "unknown" else self.near(known, each["factor"], only)
             final = each["final"] or totals is None
             batch.append({"id": known, "costs": totals, "final": final, "outcome": each["outcome"]})
+        self._settle_many(batch, atomic)
+
+    def _settle_many(self, batch: list[dict[str, Any]], atomic: bool) -> None:
         try:
             rows = self.engine.many(
                 "settle", [each | {"costs": Json.of(each["costs"])} for each in batch], self.tenant, atomic

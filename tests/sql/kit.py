@@ -16,6 +16,7 @@ import psycopg
 import pytest
 from psycopg import sql
 from psycopg.rows import dict_row
+from psycopg.types.json import Jsonb
 
 from tests.server import Connection, connect
 
@@ -232,6 +233,8 @@ def word_of(answer: Row | BaseException) -> str:
         return names.get(answer.sqlstate or "", answer.sqlstate or "lost")
     if isinstance(answer, BaseException):
         raise answer
+    if answer.get("error"):
+        return str(answer["error"])
     if set(answer) == {"released", "charged"}:
         return str(answer["released"] + answer["charged"])
     if answer.get("granted") is False:
@@ -244,10 +247,26 @@ def word_of(answer: Row | BaseException) -> str:
 # -- calls that wait --------------------------------------------------------------------------------------------------
 
 
-class Background:
-    """A call on a connection of its own, in a thread of its own, as a transaction of its own."""
+def as_batch(
+    function: str, args: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+    """The same call of `reserve` or `settle` as a batch of one."""
+    arrays = {"id": "ids", "ttl": "ttls"}
+    return (
+        f"{function}_many",
+        tuple([Jsonb(each) if isinstance(each, dict) else each] for each in args),
+        {arrays[name]: f'{{"{each}"}}' for name, each in named.items()},
+    )
 
-    def __init__(self, url: str, function: str, *args: Any, isolation: str = "read committed", **named: Any) -> None:
+
+class Background:
+    """A call on a connection, in a thread and as a transaction of its own; with `batch` as a batch of one."""
+
+    def __init__(
+        self, url: str, function: str, *args: Any, isolation: str = "read committed", batch: bool = False, **named: Any
+    ) -> None:
+        if batch:
+            function, args, named = as_batch(function, args, named)
         self._connection = connect(url)
         self._connection.execute(f"SET default_transaction_isolation = '{isolation}'".encode())
         self.pid = self._connection.info.backend_pid
