@@ -234,9 +234,10 @@ def test_a_window_that_ends_between_hold_and_settle_keeps_its_own_books(ledger: 
 
 def test_a_settle_returns_to_a_bucket_by_the_numbers_in_force(ledger: Connection) -> None:
     ids = [hold(ledger, KEY, {"usd": 1, "cost": 500_000}) for _ in range(2)]
-    call(ledger, "set_tier_limit", "basic", "bucket", "cost", "bucket", 100_000, 0, tenant="default")
+    call(ledger, "set_tier_limit", "basic", "bucket", "cost", "bucket", 3_000_000, 10_000, tenant="default")
+    advance(ledger, "1 minute")
     assert settle_short(ledger, ids, [{"cost": 1}] * 2) is not None
-    assert balance(ledger, KEY, "bucket")["level"] == 100_000
+    assert balance(ledger, KEY, "bucket")["level"] == 1_599_998
 
 
 def test_a_refusal_writes_nothing(own: Connection) -> None:
