@@ -220,8 +220,11 @@ class PerProcess(Generic[V]):
 
     def get(self, scope: Hashable = None) -> V:
         """Returns this process's value for `scope`."""
-        # A new cell has a new lock: the old one may have been held, at the fork, by a thread that the child lacks.
-        cell = self._cells.setdefault(self._key(scope), _Cell())
+        key = self._key(scope)
+        cell = self._cells.get(key)
+        if cell is None:
+            # A new cell has a new lock: the old one may have been held, at the fork, by a thread that the child lacks.
+            cell = self._cells.setdefault(key, _Cell())
         with cell.lock:
             if cell.value is None:
                 cell.value = self._make()
