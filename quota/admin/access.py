@@ -28,7 +28,6 @@ F = TypeVar("F", bound=Callable[..., object])
 # Failed logins are counted by the ledger itself, in a tenant of their own.
 THROTTLE_TENANT = "quota-api"
 _SLOTS = 1 << 14
-_TENANT_CACHE_S = 30.0
 _BLOCKED_MOST = 10_000
 
 
@@ -106,8 +105,7 @@ class Guard:
 
     def __init__(self, client: Client, cache_s: float = CACHE_S) -> None:
         self._client = client
-        self._known: Remembered[TokenHolder] = Remembered(cache_s)
-        self._tenants: Remembered[str] = Remembered(_TENANT_CACHE_S)
+        self._known: Remembered[Principal] = Remembered(cache_s)
         self._blocked = _Blocked()
 
     def principal(self, authorization: str | None, tenant: str | None, address: str) -> Principal:
@@ -129,15 +127,18 @@ class Guard:
         token = found or credentials.Credential(credentials.TOKEN, "none", "")
         secret_hash = token.hash
 
-        def ask() -> TokenHolder | None:
+        def ask() -> Principal | None:
             self._must_not_wait(_slot(address))
-            return self._client.call(VerifyToken(token.id, secret_hash))
+            holder = self._client.call(VerifyToken(token.id, secret_hash))
+            if holder is None:
+                return None
+            return Principal(token.id, holder.role, holder.tenant, self._tenant(holder, tenant))
 
-        holder = self._known.get(secret_hash, ask)
-        if holder is None:
+        who = self._known.get((secret_hash, tenant), ask)
+        if who is None:
             self._count_failure(_slot(address))
             raise _unauthenticated("This token is not good.")
-        return Principal(token.id, holder.role, holder.tenant, self._tenant(holder, tenant))
+        return who
 
     def _tenant(self, holder: TokenHolder, named: str | None) -> str:
         if holder.tenant is not None:
@@ -147,12 +148,9 @@ class Guard:
         tenant = "default" if named is None else named
         if "\0" in tenant or len(tenant) > 200:
             raise _no_tenant()
-        if self._tenants.get(tenant, lambda: self._find_tenant(tenant)) is None:
+        if not self._client.call(pages.tenant(tenant)):
             raise _no_tenant()
         return tenant
-
-    def _find_tenant(self, name: str) -> str | None:
-        return name if self._client.call(pages.tenant(name)) else None
 
     def _must_not_wait(self, slot: str) -> None:
         wait_s = self._blocked.wait_s(slot)

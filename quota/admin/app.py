@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, get_type_hints
 from urllib.parse import unquote_to_bytes
 
-from flask import Flask, Request, Response, current_app, g, request
+from flask import Flask, Request, Response, request
 from flask_openapi3 import OpenAPI
 from pydantic import ValidationError
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
@@ -122,7 +122,7 @@ def create_app(
         app.register_api(noun)
     app.register_blueprint(document.views)
     app.extensions["quota.document"] = document.text(app)
-    app.before_request(_admit)
+    app.before_request(functools.partial(_admit, app))
     app.register_error_handler(Problem, _problem)
     app.register_error_handler(QuotaError, _known)
     app.register_error_handler(HTTPException, _http)
@@ -134,28 +134,28 @@ def create_app(
 # -- what comes in --------------------------------------------------------------------------------------------------
 
 
-def _admit() -> None:
+def _admit(app: Flask) -> None:
     """Refuses what cannot be meant and whoever may not pass, before anything is read from the database."""
     environ = request.environ
-    g.request_id = environ.get(REQUEST_ID)
     if MALFORMED in environ:
         raise Problem(400, "malformed", f"The path cannot be read: {environ[MALFORMED]}.")
     rule = request.url_rule
     if rule is None:
         return  # Flask answers it
     environ[ROUTE] = rule.rule
-    view = current_app.view_functions[rule.endpoint]
+    view = app.view_functions[rule.endpoint]
     access: Access = getattr(view, "access", NOBODY)
     if not access.public:
-        guard: Guard = current_app.extensions["quota.guard"]
+        guard: Guard = app.extensions["quota.guard"]
         tenant = _tenant(environ.get("HTTP_QUOTA_TENANT"))
         who = guard.principal(environ.get("HTTP_AUTHORIZATION"), tenant, environ.get("REMOTE_ADDR") or "")
-        g.principal = environ[PRINCIPAL] = who
+        environ[PRINCIPAL] = who
         if who.role not in access.roles:
             needed = " or ".join(sorted(access.roles)) or "nobody"
             raise Problem(403, "wrong_role", f"This is for {needed}; the role of this token is {who.role}.")
     takes = _takes(view)
-    _must_be_readable_query("query" in takes)
+    if environ.get("QUERY_STRING"):
+        _must_be_readable_query("query" in takes)
     if "body" not in takes and environ["REQUEST_METHOD"] not in ("GET", "HEAD") and request.get_data():
         raise Problem(422, "invalid_argument", "The body: nothing is taken here; leave it out.")
 
@@ -176,11 +176,8 @@ def _tenant(header: str | None) -> str | None:
 
 
 def _must_be_readable_query(takes_any: bool) -> None:
-    raw = request.query_string
-    if not raw:
-        return
     try:
-        text = unquote_to_bytes(raw.replace(b"+", b" ")).decode("utf-8")
+        text = unquote_to_bytes(request.query_string.replace(b"+", b" ")).decode("utf-8")
     except UnicodeDecodeError:
         raise Problem(400, "malformed", "The query: it is not UTF-8.") from None
     if any(ord(character) < 32 or 127 <= ord(character) < 160 for character in text):
@@ -209,7 +206,7 @@ def _invalid(error: ValidationError) -> NoReturn:
 
 
 def _problem(problem: Problem) -> Response:
-    identity = g.get("request_id")
+    identity = request.environ.get(REQUEST_ID)
     text = json.dumps(
         problem.document(f"urn:quota-ledger:request:{identity}" if identity else None), ensure_ascii=False
     )
@@ -222,7 +219,7 @@ def _problem(problem: Problem) -> Response:
 def _known(error: QuotaError) -> Response:
     problem = of_error(error)
     if problem.status >= 500:
-        logger.warning("request %s: %s: %s", g.get("request_id"), type(error).__name__, error)
+        logger.warning("request %s: %s: %s", request.environ.get(REQUEST_ID), type(error).__name__, error)
     return _problem(problem)
 
 
@@ -242,5 +239,5 @@ def _http(error: HTTPException) -> Response:
 
 def _unknown(error: Exception) -> Response:
     # The traceback goes to the log, with the request's id; its text may quote the input, so nobody else sees it.
-    logger.error("request %s failed", g.get("request_id"), exc_info=error)
+    logger.error("request %s failed", request.environ.get(REQUEST_ID), exc_info=error)
     return _problem(Problem(500, "internal", "The service failed; its operator finds why in its log."))

@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flask import Response, current_app, g, request
+from flask import Response, current_app, request
 
 from quota.admin.access import Principal
+from quota.admin.front import PRINCIPAL, REQUEST_ID
 from quota.calls import BeginChange, BeginRequest, EndRequest
 from quota.client import Client, Do, Transaction
 from quota.http.problems import Problem
@@ -39,7 +40,7 @@ def ledger() -> Client:
 
 def principal() -> Principal:
     """Who made the request that is being served."""
-    found: Principal = g.principal
+    found: Principal = request.environ[PRINCIPAL]
     return found
 
 
@@ -144,7 +145,7 @@ def write(
     fingerprint = hashlib.sha256(text).digest()
 
     def inside(do: Transaction) -> _Done:
-        do(BeginChange(who.actor, g.request_id, reason, where))
+        do(BeginChange(who.actor, request.environ[REQUEST_ID], reason, where))
         if key is not None:
             claim = do(BeginRequest(who.token, key, fingerprint, where))
             if not claim.same:

@@ -21,6 +21,8 @@ __all__ = ["MALFORMED", "SegmentConverter", "decode_path"]
 MALFORMED = "quota.malformed_path"
 _SLASH = "\x1f"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+# As nearly every path is sent: nothing in it is encoded.
+_PLAIN = re.compile(r"(/[!-$&->@-~]*)(?:\?|\Z)")
 _ORIGIN = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://[^/?]*")
 
 
@@ -40,8 +42,13 @@ class SegmentConverter(BaseConverter):
 
 def decode_path(environ: WSGIEnvironment) -> None:
     """Decodes the path of a request anew; what is no UTF-8 or holds control characters is marked as `MALFORMED`."""
+    raw = environ.get("RAW_URI") or environ.get("REQUEST_URI") or ""
+    plain = _PLAIN.match(raw)
+    if plain is not None:
+        environ["PATH_INFO"] = plain[1]
+        return
     try:
-        parts = _parts(environ)
+        parts = _parts(environ, raw)
     except UnicodeDecodeError:
         environ[MALFORMED] = "it is not UTF-8"
         return
@@ -52,9 +59,9 @@ def decode_path(environ: WSGIEnvironment) -> None:
         environ["PATH_INFO"] = path.encode().decode("latin-1")
 
 
-def _parts(environ: WSGIEnvironment) -> list[str]:
+def _parts(environ: WSGIEnvironment, raw: str) -> list[str]:
     """The path's parts, decoded one by one; of a request in absolute form (RFC 9112, 3.2.2) too."""
-    raw = _ORIGIN.sub("", environ.get("RAW_URI") or environ.get("REQUEST_URI") or "", count=1)
+    raw = _ORIGIN.sub("", raw, count=1)
     if not raw.startswith("/"):  # a server that does not tell: what it has decoded
         return str(environ["PATH_INFO"]).encode("latin-1").decode("utf-8").split("/")
     sent = raw.partition("?")[0].encode("latin-1", "replace")

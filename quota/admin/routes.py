@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from flask import current_app
 from flask_openapi3 import APIBlueprint, Tag
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from quota.admin.access import Access
 from quota.admin.types import Answer
@@ -37,9 +39,31 @@ _PROBLEM = {
 }
 
 
+class _Blueprint(APIBlueprint):
+    """The library's, which looks with every request for all that a route may take; most reads take a path only."""
+
+    @staticmethod
+    def create_view_func(  # type: ignore[override]  # options are passed on
+        func: Any, header: Any, cookie: Any, path: Any, query: Any, form: Any, body: Any, raw: Any, **options: Any
+    ) -> Any:
+        """Returns what Flask calls for a route."""
+        if path is None or any((header, cookie, query, form, body, raw)):
+            return APIBlueprint.create_view_func(func, header, cookie, path, query, form, body, raw, **options)
+
+        @functools.wraps(func)
+        def view(**parts: str) -> Any:
+            try:
+                judged = path.model_validate(parts)
+            except ValidationError as error:
+                return current_app.validation_error_callback(error)  # type: ignore[attr-defined]
+            return func(path=judged)
+
+        return view
+
+
 def blueprint(name: str, about: str) -> APIBlueprint:
     """Returns the blueprint of a noun. `about`: what it is, for the document."""
-    return APIBlueprint(name, __name__, abp_tags=[Tag(name=name.replace("_", " "), description=about)])
+    return _Blueprint(name, __name__, abp_tags=[Tag(name=name.replace("_", " "), description=about)])
 
 
 def place(*parts: str) -> str:

@@ -8,7 +8,6 @@ QUOTA_WORKERS, QUOTA_THREADS, and QUOTA_CACHE_S, QUOTA_PROXIES, QUOTA_RATE_LIMIT
 
 from __future__ import annotations
 
-import logging
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -58,10 +57,9 @@ def application() -> Flask:
     from quota.admin import create_app
     from quota.client import Client
     from quota.config import Settings
+    from quota.http.logs import log_to_stderr
 
-    # Nothing of these is shown, and each is looked up for every request.
-    logging.logThreads = logging.logMultiprocessing = False
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    log_to_stderr()
     settings = Settings.from_env()
     options: dict[str, Any] = {**Client.settings_of(settings), "fail_open": False}
     options["pool_max"] = max(threads, 1)

@@ -47,6 +47,7 @@ _KEY = (
     "SELECT id, subject, name, parent, rate_tier, state, frozen, created_at, expires_at, revoked_at, changed_at, "
     "old_secret_until FROM quota.keys WHERE tenant = %(tenant)s::text"
 )
+_ONE_KEY = f"{_KEY} AND id = %(id)s::text"
 _KEYS = f"""{_KEY} AND id > %(after)s::text
     AND (%(search)s::text IS NULL OR id = %(search)s::text OR strpos(lower(name), lower(%(search)s::text)) > 0)
     AND (%(parent)s::text IS NULL OR parent = %(parent)s::text)
@@ -218,7 +219,7 @@ def keys(
 
 def key(tenant: str, identity: str) -> View:
     """Returns the call for one key."""
-    return _page(f"{_KEY} AND id = %(id)s::text", {"tenant": tenant, "id": identity})
+    return _page(_ONE_KEY, {"tenant": tenant, "id": identity})
 
 
 def subjects(

@@ -101,6 +101,8 @@ class View(Call[Rows]):
 
     def answer(self, rows: Sequence[Row]) -> Rows:
         """The rows, amounts exact."""
+        if not self.exact:
+            return [dict(row) for row in rows]
         return [{name: _amounts(value) if name in self.exact else value for name, value in row.items()} for row in rows]
 
 

@@ -167,23 +167,21 @@ class Client(Core):
         return transact(self._borrowed, work, timeout_s=seconds, retries=self.retries)
 
     def _execute(self, step: Execute) -> Result:
-        with self._borrowed(step.deadline_s) as connection:
-            rows = connection.execute(step.statement, step.parameters, binary=True).fetchall()
-            return Result(list(rows), list(connection.warnings))
+        pool: ConnectionPool[BoundConnection] = self._pools.get()
+        connection = self._take(pool, step.deadline_s)
+        try:
+            return Result(connection.fetch(step.statement, step.parameters), list(connection.warnings))
+        finally:
+            self._give_back(pool, connection)
 
     @contextmanager
     def _borrowed(self, deadline_s: float) -> Iterator[BoundConnection]:
         pool: ConnectionPool[BoundConnection] = self._pools.get()
         connection = self._take(pool, deadline_s)
         try:
-            connection.deadline_s = deadline_s
-            connection.warnings.clear()
             yield connection
         finally:
-            if connection.pgconn.transaction_status == TransactionStatus.ACTIVE:
-                threading.Thread(target=self._abandon, args=(pool, connection), daemon=True).start()
-            else:
-                pool.putconn(connection)
+            self._give_back(pool, connection)
 
     def _take(self, pool: ConnectionPool[BoundConnection], deadline_s: float) -> BoundConnection:
         while True:
@@ -192,8 +190,16 @@ class Client(Core):
             except (PoolTimeout, PoolClosed) as error:
                 raise NoConnection(self._why_no_connection()) from error
             if not is_stale(connection):
+                connection.deadline_s = deadline_s
+                connection.warnings.clear()
                 return connection
             connection.close()
+            pool.putconn(connection)
+
+    def _give_back(self, pool: ConnectionPool[BoundConnection], connection: BoundConnection) -> None:
+        if connection.pgconn.transaction_status == TransactionStatus.ACTIVE:
+            threading.Thread(target=self._abandon, args=(pool, connection), daemon=True).start()
+        else:
             pool.putconn(connection)
 
     @staticmethod
@@ -301,8 +307,8 @@ class AsyncClient(Core):
         try:
             connection.deadline_s = step.deadline_s
             connection.warnings.clear()
-            rows = await (await connection.execute(step.statement, step.parameters, binary=True)).fetchall()
-            return Result(list(rows), list(connection.warnings))
+            rows = await connection.fetch(step.statement, step.parameters)
+            return Result(rows, list(connection.warnings))
         finally:
             if connection.pgconn.transaction_status == TransactionStatus.ACTIVE:
                 self._in_background(self._abandon(pool, connection))

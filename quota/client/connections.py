@@ -19,13 +19,15 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Hashable
+from collections.abc import Callable, Generator, Hashable, Mapping
 from typing import Any, Generic, Self, TypeVar
 
 import psycopg
-from psycopg.rows import DictRow, dict_row
+from psycopg.rows import TupleRow
 
+from quota.calls import Row
 from quota.client.attempts import TooLate
+from quota.client.statements import Statements
 
 __all__ = ["AsyncBoundConnection", "BoundConnection", "Failures", "PerProcess", "is_stale", "pool_options", "until"]
 
@@ -63,19 +65,25 @@ def _note_warnings(connection: psycopg.BaseConnection[Any], warnings: list[str])
     connection.add_notice_handler(note)
 
 
-class BoundConnection(psycopg.Connection[DictRow]):
+class BoundConnection(psycopg.Connection[TupleRow]):
     """A connection that gives up at `deadline_s` (of `time.monotonic`) and collects the server's `warnings`."""
 
     deadline_s: float = math.inf
     warnings: list[str]
+    statements: Statements
 
     @classmethod
     def connect(  # type: ignore[override]  # everything else is passed on
-        cls, conninfo: str = "", *, failures: Failures | None = None, **kwargs: Any
+        cls,
+        conninfo: str = "",
+        *,
+        failures: Failures | None = None,
+        prepare_threshold: int | None = None,
+        **kwargs: Any,
     ) -> Self:
         """Connects as psycopg does; `failures` learns why not."""
         try:
-            connection = super().connect(conninfo, **kwargs)
+            connection = super().connect(conninfo, prepare_threshold=None, **kwargs)
         except psycopg.Error as error:
             if failures is not None:
                 failures.append(str(error).strip())
@@ -84,26 +92,37 @@ class BoundConnection(psycopg.Connection[DictRow]):
             failures.clear()
         connection.warnings = []
         _note_warnings(connection, connection.warnings)
+        connection.statements = Statements(connection, prepare_threshold)
         return connection
+
+    def fetch(self, text: str, parameters: Mapping[str, object]) -> list[Row]:
+        """Executes a statement of `quota.calls`; returns its rows."""
+        return self.wait(self.statements.fetching(text, parameters))
 
     def wait(self, gen: Generator[Any, Any, V], *args: Any, **kwargs: Any) -> V:
         """psycopg's, until the deadline."""
         return super().wait(until(gen, self.deadline_s), *args, **kwargs)
 
 
-class AsyncBoundConnection(psycopg.AsyncConnection[DictRow]):
+class AsyncBoundConnection(psycopg.AsyncConnection[TupleRow]):
     """`BoundConnection`, asynchronous."""
 
     deadline_s: float = math.inf
     warnings: list[str]
+    statements: Statements
 
     @classmethod
     async def connect(  # type: ignore[override]  # everything else is passed on
-        cls, conninfo: str = "", *, failures: Failures | None = None, **kwargs: Any
+        cls,
+        conninfo: str = "",
+        *,
+        failures: Failures | None = None,
+        prepare_threshold: int | None = None,
+        **kwargs: Any,
     ) -> Self:
         """Connects as psycopg does; `failures` learns why not."""
         try:
-            connection = await super().connect(conninfo, **kwargs)
+            connection = await super().connect(conninfo, prepare_threshold=None, **kwargs)
         except psycopg.Error as error:
             if failures is not None:
                 failures.append(str(error).strip())
@@ -112,7 +131,12 @@ class AsyncBoundConnection(psycopg.AsyncConnection[DictRow]):
             failures.clear()
         connection.warnings = []
         _note_warnings(connection, connection.warnings)
+        connection.statements = Statements(connection, prepare_threshold)
         return connection
+
+    async def fetch(self, text: str, parameters: Mapping[str, object]) -> list[Row]:
+        """Executes a statement of `quota.calls`; returns its rows."""
+        return await self.wait(self.statements.fetching(text, parameters))
 
     async def wait(self, gen: Generator[Any, Any, V], *args: Any, **kwargs: Any) -> V:
         """psycopg's, until the deadline."""
@@ -146,7 +170,6 @@ def pool_options(
     return {
         "kwargs": {
             "autocommit": True,
-            "row_factory": dict_row,
             "prepare_threshold": prepare_threshold,
             "fallback_application_name": application_name,
             "client_encoding": "utf8",
@@ -197,8 +220,11 @@ class PerProcess(Generic[V]):
 
     def get(self, scope: Hashable = None) -> V:
         """Returns this process's value for `scope`."""
-        # A new cell has a new lock: the old one may have been held, at the fork, by a thread that the child lacks.
-        cell = self._cells.setdefault(self._key(scope), _Cell())
+        key = self._key(scope)
+        cell = self._cells.get(key)
+        if cell is None:
+            # A new cell has a new lock: the old one may have been held, at the fork, by a thread that the child lacks.
+            cell = self._cells.setdefault(key, _Cell())
         with cell.lock:
             if cell.value is None:
                 cell.value = self._make()

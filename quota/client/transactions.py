@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
     from sqlalchemy.orm import Session
 
+    from quota.client.connections import BoundConnection
+
 __all__ = ["Do", "Transaction", "run", "run_async", "transact"]
 
 A = TypeVar("A")
@@ -95,7 +97,7 @@ def _raise_ours(cause: BaseException | None, error: Exception) -> NoReturn:
 
 
 def transact(
-    borrowed: Callable[[float], AbstractContextManager[psycopg.Connection[Any]]],
+    borrowed: Callable[[float], AbstractContextManager[BoundConnection]],
     work: Callable[[Transaction], A],
     *,
     timeout_s: float,
@@ -105,10 +107,14 @@ def transact(
     deadline_s = time.monotonic() + timeout_s
     attempt = 0
 
-    def do_on(connection: psycopg.Connection[Any]) -> Transaction:
+    def do_on(connection: BoundConnection) -> Transaction:
         def do(call: Call[B], /, *, savepoint: bool = False) -> B:
             with connection.transaction() if savepoint else nullcontext():
-                return run(connection, call)
+                try:
+                    rows = connection.fetch(call.statement, call.parameters())
+                except psycopg.Error as error:
+                    _raise_ours(error, error)
+                return call.answer(rows)
 
         return do
 
@@ -121,7 +127,7 @@ def transact(
                     answer = work(do_on(connection))
                     committing = True
                 # A commit whose wait for a standby was cancelled is acknowledged with nothing but a warning.
-                warnings = getattr(connection, "warnings", [])
+                warnings = connection.warnings
             if warnings:
                 raise Unavailable(f"transaction: the outcome is unknown: {'; '.join(warnings)}", True)
         except NoConnection as error:

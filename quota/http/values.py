@@ -19,28 +19,36 @@ def plain(value: object) -> Any:
     """Returns what JSON can say: amounts and ids as strings, times as RFC 3339 in UTC, dataclasses as objects."""
     if value is None or isinstance(value, str | int):  # most of them
         return value
+    if isinstance(value, datetime):
+        return (value if value.tzinfo is None else value.astimezone(UTC)).isoformat()
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    if isinstance(value, UUID | Path):
+        return str(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, bytes):
         return [plain(item) for item in value]
-    if isinstance(value, Decimal):
-        return format(value, "f")
-    if isinstance(value, datetime):
-        return (value if value.tzinfo is None else value.astimezone(UTC)).isoformat()
-    if isinstance(value, UUID | Path):
-        return str(value)
     return value
 
 
+def _made_plain(value: object) -> Any:
+    """What the encoder asks for when it meets a value that JSON has not."""
+    found = plain(value)
+    if found is value:
+        raise TypeError(f"a {type(value).__name__} is no JSON value")
+    return found
+
+
 # Made once: json.dumps makes an encoder anew for every text that is not written by its defaults.
-_write = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_write = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_made_plain).encode
 
 
 def written(value: object) -> str:
-    """Returns the JSON text of an answer."""
-    return _write(plain(value))
+    """Returns the JSON text of an answer: of what `plain` makes of it, where its keys are strings."""
+    return _write(value)
 
 
 def path_of(*parts: str) -> str:

@@ -51,7 +51,7 @@ def test_a_route_without_a_declaration_is_closed() -> None:
         app.view_functions["document.docs"] = lambda: "open"
         try:
             with pytest.raises(Exception, match="needs a token"):
-                _admit()
+                _admit(app)
         finally:
             app.view_functions["document.docs"] = view
 

@@ -221,8 +221,7 @@ def test_processes_stand_in_one_queue(ledger: str, client: Client, slot: UUID, o
             call = ReserveInTurn("user:1", SLOT, name)
 
             def ask() -> Turn:
-                rows = connection.execute(call.statement, call.parameters(), binary=True).fetchall()
-                return call.answer(list(rows))
+                return call.answer(connection.fetch(call.statement, call.parameters()))
 
             turn = ask()
             assert (turn.granted, turn.ahead) == (False, 1)
