@@ -19,6 +19,7 @@ __all__ = [
     "ResponseHeaders",
     "balances",
     "ledger_problem",
+    "no_websockets",
     "of_limits",
     "of_problem",
     "refused",
@@ -97,6 +98,16 @@ def of_limits(subject: str, states: Sequence[LimitState], headers: Iterable[tupl
     ]  # fmt: skip
     text = written({"subject": subject, "limits": shown})
     return _whole(200, "application/json", text, [("Cache-Control", "no-store"), *headers])
+
+
+def no_websockets() -> Problem:
+    """Returns the refusal of a WebSocket: nobody counts what flows through one."""
+    detail = (
+        "WebSockets are not passed on: what flows through one cannot be metered. Ask over plain HTTP; an answer may "
+        "stream, as server-sent events do."
+    )
+    # A 501 may be kept by caches, and the same address is good for a plain GET.
+    return Problem(501, "no_websockets", detail, headers={"Cache-Control": "no-store"})
 
 
 def ledger_problem(error: QuotaError) -> Problem:

@@ -197,6 +197,8 @@ class Call:
     def opening(self) -> Plan[Answer | None]:
         """Plans what comes before the application. Result: what to answer in its place; None: it may go on."""
         try:
+            if any("websocket" in offered.lower() for offered in self.request.headers.get("upgrade", ())):
+                raise answers.no_websockets()  # some servers leave the handshake to the application
             if self.request.path == self._meter.policy.limits_path:
                 return (yield from self._own_limits())
             return (yield from self._admitting())
