@@ -197,12 +197,18 @@ class PerProcess(Generic[V]):
 
     def get(self, scope: Hashable = None) -> V:
         """Returns this process's value for `scope`."""
-        # A new cell has a new lock: the old one may have been held, at the fork, by a thread that the child lacks.
-        cell = self._cells.setdefault(self._key(scope), _Cell())
-        with cell.lock:
-            if cell.value is None:
-                cell.value = self._make()
-            return cell.value
+        key = self._key(scope)
+        cell = self._cells.get(key)
+        if cell is None:
+            # A new cell has a new lock: the old one may have been held, at the fork, by a thread that the child lacks.
+            cell = self._cells.setdefault(key, _Cell())
+        value = cell.value
+        if value is None:
+            with cell.lock:
+                if cell.value is None:
+                    cell.value = self._make()
+                value = cell.value
+        return value
 
     def pop(self, scope: Hashable = None) -> V | None:
         """Forgets this process's value for `scope`; returns it if there is one."""

@@ -14,6 +14,7 @@ database is held while it works, and whatever becomes of the request, its hold i
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, cast
 
@@ -146,6 +147,7 @@ class _Exchange:
             raise cancelled
 
 
+@functools.lru_cache(maxsize=4096)
 def _plain(name: bytes) -> str:
     # Gateways to other protocols take "_" for "-".
     return name.decode("latin-1").lower().replace("_", "-")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from quota.calls import LimitState, Reservation
@@ -133,12 +134,18 @@ def told(headers: ResponseHeaders, kept: ResponseHeaders, style: limit_headers.S
 
     Arguments: `headers`, ours; `kept`, the application's; `style`, which names are ours.
     """
-    names = [*limit_headers.exposed(style), FAIL_OPEN]
-    ours = {name.lower() for name in names} - {"retry-after"}
+    ours, names = _ours(style)
     expose, rest = [], []
     for name, value in kept:
         if name.lower() == "access-control-expose-headers":
             expose.append(value)
         elif name.lower() not in ours:
             rest.append((name, value))
-    return [*rest, *headers, ("Access-Control-Expose-Headers", ", ".join([*expose, *names]))]
+    return [*rest, *headers, ("Access-Control-Expose-Headers", ", ".join([*expose, names]))]
+
+
+@functools.cache
+def _ours(style: limit_headers.Style) -> tuple[Container[str], str]:
+    """Names that only we write, in lower case; and all that a browser's script may be shown, as it is written."""
+    names = (*limit_headers.exposed(style), FAIL_OPEN)
+    return frozenset(name.lower() for name in names) - {"retry-after"}, ", ".join(names)
