@@ -71,8 +71,11 @@ _COST_END = 10**18
 _TERMS_S = 10.0
 
 
-class _Snapshot:
-    """The limits on a lineage as they stood at one moment, for all who share the look at them."""
+class Snapshot:
+    """The limits on a lineage as they stood at one moment, for all who share the look at them.
+
+    Arguments: `states`, the answer of `LimitsOf`.
+    """
 
     __slots__ = ("_headers", "states")
 
@@ -81,7 +84,10 @@ class _Snapshot:
         self._headers: dict[str, ResponseHeaders] = {}
 
     def headers(self, subject: str, unit: str, style: Style) -> ResponseHeaders:
-        """The headers that tell them to `subject`, whose lineage it is. Written once: they are the same for all."""
+        """Returns the headers that tell them. Written once: they are the same for all who look.
+
+        Arguments: `subject`, whose lineage it is; `unit`, what the request is counted in; `style`, of the headers.
+        """
         found = self._headers.get(unit)
         if found is None:
             found = self._headers[unit] = answers.balances(self.states, subject, {unit}, style)
@@ -105,8 +111,8 @@ class Meter:
         self.authenticate = policy.authenticate or Keys(client)
         self.events: Counter[tuple[str, str]] = Counter()
         self._lock = threading.Lock()
-        self._terms: Remembered[_Snapshot] = Remembered(_TERMS_S)
-        self._reads: Reads[_Snapshot] = Reads()
+        self._terms: Remembered[Snapshot] = Remembered(_TERMS_S)
+        self._reads: Reads[Snapshot] = Reads()
         self._ceilings: dict[str, PerProcess[Ceiling]] = {}
 
     def call(self, request: Request) -> Call:
@@ -132,7 +138,7 @@ class Meter:
             ceiling = self._ceilings.setdefault(route.name, PerProcess(lambda: Ceiling(terms)))
         return ceiling.get().take(cost)
 
-    def snapshot_of(self, identity: Identity, *, fresh: bool) -> Plan[_Snapshot]:
+    def snapshot_of(self, identity: Identity, *, fresh: bool) -> Plan[Snapshot]:
         """Plans a look at the limits on a lineage; not `fresh`: as they were known lately, for their terms."""
         key = (identity.tenant or self.client.tenant, identity.subject)
         known = None if fresh else self._terms.find(key)
@@ -143,8 +149,8 @@ class Meter:
         self._terms.keep(key, snapshot, asked_at_s)
         return snapshot
 
-    def _looking(self, tenant: str, subject: str) -> Plan[_Snapshot]:
-        return _Snapshot((yield from self.client.plan(LimitsOf(subject, tenant))))
+    def _looking(self, tenant: str, subject: str) -> Plan[Snapshot]:
+        return Snapshot((yield from self.client.plan(LimitsOf(subject, tenant))))
 
 
 class Call:
@@ -465,7 +471,7 @@ class Call:
 
     # -- headers -------------------------------------------------------------------------------------------------------
 
-    def _balances(self, snapshot: _Snapshot, identity: Identity) -> ResponseHeaders:
+    def _balances(self, snapshot: Snapshot, identity: Identity) -> ResponseHeaders:
         unit = self.route.unit if self.route else "cost"
         return snapshot.headers(identity.subject, unit, self._meter.policy.headers)
 
