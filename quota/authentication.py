@@ -22,6 +22,7 @@ from quota.client import Client
 from quota.client.attempts import Plan
 from quota.client.core import Core
 from quota.config import ConfigError
+from quota.credentials import Credential
 from quota.errors import Unavailable
 
 __all__ = ["Authenticator", "Remembered"]
@@ -110,18 +111,21 @@ class Authenticator:
             while_away: while the database is away, let in whom the memory knew at any time, revoked since or not.
         """
         found = credentials.read(secret, credentials.KEY)
-        if found is None:
-            return None
-        known = self._known.find(found.hash)
+        return None if found is None else (yield from self.verifying(found, while_away=while_away))
+
+    def verifying(self, key: Credential, *, while_away: bool = False) -> Plan[KeyHolder | None]:
+        """`authenticating` of a key that has been read already (`quota.credentials.read`)."""
+        digest = key.hash
+        known = self._known.find(digest)
         if known is not None:
             return known
         asked_at_s = time.monotonic()
         try:
-            holder = yield from self._client.plan(VerifyKey(found.id, found.hash))
+            holder = yield from self._client.plan(VerifyKey(key.id, digest))
         except Unavailable:
-            known = self._known.find(found.hash, however_old=True) if while_away else None
+            known = self._known.find(digest, however_old=True) if while_away else None
             if known is None:
                 raise
             return known
-        self._known.keep(found.hash, holder, asked_at_s)
+        self._known.keep(digest, holder, asked_at_s)
         return holder

@@ -84,7 +84,9 @@ def _picked(row: Row, words: tuple[str, ...], numbers: tuple[str, ...]) -> dict[
 
 def amounts(text: str | None) -> dict[str, Decimal]:
     """Returns a JSON object of units and decimal strings as amounts by unit; nothing is an empty map."""
-    return {unit: Decimal(number) for unit, number in (_parsed(text) or {}).items()}
+    if text is None or text == "{}":  # most of them
+        return {}
+    return {unit: Decimal(number) for unit, number in _parsed(text).items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

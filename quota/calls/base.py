@@ -14,6 +14,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal, InvalidOperation
+from json.encoder import encode_basestring
 from typing import ClassVar, Generic, Self, TypeVar
 from uuid import UUID
 
@@ -56,6 +57,8 @@ A = TypeVar("A", covariant=True)
 # The amounts that the database takes end at 10^18 and 12 fractional digits. What is told apart here is only what cannot
 # be written out in a sane number of digits; everything else is the database's to judge.
 _DIGITS_MAX = 100
+# Whole numbers below it are written as they are.
+_PLAIN_END = 10**18
 
 # What PostgreSQL cannot take as text: a NUL, and half of a surrogate pair.
 _UNSENDABLE = re.compile("[\0\ud800-\udfff]")
@@ -74,6 +77,8 @@ def _shown(value: object) -> str:
 
 def _sendable(value: str) -> bool:
     """True when PostgreSQL can take the text: no NUL, no half of a surrogate pair."""
+    if value.isascii():  # nearly always, and several times as fast
+        return "\0" not in value
     return _UNSENDABLE.search(value) is None
 
 
@@ -163,12 +168,17 @@ def _costs(what: str, value: object) -> str | None:
         return None
     if not isinstance(value, Mapping):
         raise TypeError(f"{what} must be a map of units to amounts, not {type(value).__name__} {_shown(value)}")
-    sent = {}
+    sent = []
     for unit, number in value.items():
         if number is None:
             raise TypeError(f"{what}: the amount of {_shown(unit)} must be a Decimal, an int or a str, not None")
-        sent[_name(f"{what}: the unit", unit)] = _amount(f"{what}: the amount of {_shown(unit)}", number)
-    return _write_plainly(sent)
+        name = encode_basestring(_name(f"{what}: the unit", unit) or "")
+        if type(number) is int and abs(number) < _PLAIN_END:  # most of them; the rest is looked at closely
+            sent.append(f'{name}: "{number}"')
+        else:
+            amount = _amount(f"{what}: the amount of {_shown(unit)}", number) or ""
+            sent.append(f"{name}: {encode_basestring(amount)}")
+    return f"{{{', '.join(sent)}}}"
 
 
 def _plain(value: object) -> str:
@@ -178,7 +188,6 @@ def _plain(value: object) -> str:
 
 
 # Made once: json.dumps makes a new encoder for every text that is not written by its defaults.
-_write_plainly = json.JSONEncoder(ensure_ascii=False).encode
 _write = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=_plain).encode
 
 
@@ -191,7 +200,7 @@ def _details(what: str, value: object) -> str:
         sent = _write(dict(value))
     except (ValueError, RecursionError) as error:
         raise InvalidArgument(f"invalid_argument: {what} is no JSON: {error}", "pass plain, finite values") from None
-    if _JSON_NUL.search(sent) or not _sendable(sent):
+    if ("\\u0000" in sent and _JSON_NUL.search(sent)) or not _sendable(sent):
         raise InvalidArgument(
             f"invalid_argument: {what} has a NUL or half of a surrogate pair in it", "send printable characters only"
         )

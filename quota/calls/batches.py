@@ -28,10 +28,10 @@ C = TypeVar("C", Reserve, Settle, Release)
 
 def _literal(_what: str, texts: object) -> str:
     """Texts as an array that PostgreSQL reads. The driver escapes each by a regular expression, which takes longer."""
-    members = (
+    members = [
         "NULL" if text is None else '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
         for text in cast("list[str | None]", texts)
-    )
+    ]
     return "{" + ",".join(members) + "}"
 
 

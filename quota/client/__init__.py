@@ -282,9 +282,10 @@ class AsyncClient(Core):
                 result: Result | None = None
                 try:
                     if isinstance(step, Join):
-                        # wait, not wait_for: who is cancelled here must not cancel what others wait for too.
-                        other = asyncio.wrap_future(step.other)
-                        await asyncio.wait([other], timeout=max(0.0, step.deadline_s - time.monotonic()))
+                        # A bell of one's own: who is cancelled here must not cancel what others wait for too.
+                        bell = AsyncBell()
+                        step.other.add_done_callback(bell.ring_from_anywhere)
+                        await bell.wait(step.deadline_s)
                     elif isinstance(step, Execute):
                         result = await self._execute(step)
                     elif isinstance(step, Wait):

@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from quota.calls import Call, Release, ReleaseMany, Reservation, Reserve, ReserveMany, Row, Settle, SettleMany
-from quota.client.attempts import Plan, Wait, attempts
+from quota.client.attempts import Pause, Plan, Wait, attempts
 from quota.client.waiting import Bell
 from quota.errors import InvalidArgument, Unavailable
 
@@ -66,8 +66,8 @@ class _Member(Generic[A]):
     """
 
     __slots__ = (
-        "_parameters", "bell", "call", "deadline_s", "given_up", "id_is_ours", "key", "outcome", "sent", "taken_over",
-        "timeout_s",
+        "_parameters", "bell", "call", "deadline_s", "given_up", "id_is_ours", "key", "lane", "outcome", "sent",
+        "taken_over", "timeout_s",
     )  # fmt: skip
 
     def __init__(self, call: Call[A], timeout_s: float, bell: Bell | None, id_is_ours: bool) -> None:
@@ -78,14 +78,11 @@ class _Member(Generic[A]):
         self.id_is_ours = id_is_ours
         self._parameters = call.parameters()  # here, in its caller: what cannot be sent is nobody else's trouble
         self.key = (cast("Any", call).tenant, self._parameters["id"])
+        self.lane: tuple[type[Call[Any]], str] = (type(call), self.key[0])
         self.sent = False
         self.given_up = False
         self.taken_over = False
         self.outcome: A | Exception | None = None
-
-    @property
-    def lane(self) -> tuple[type[Call[Any]], str]:
-        return type(self.call), self.key[0]
 
     def parameters(self) -> dict[str, object]:
         return self._parameters
@@ -245,6 +242,8 @@ class Coalescer:
         try:
             while batch := self._taken():
                 yield from self._sending(batch)
+                # Whoever has just been answered and asks again at once goes with the next one.
+                yield Pause(0)
         finally:
             if batch:  # whoever carries this out was stopped
                 with self._lock:

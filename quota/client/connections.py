@@ -225,10 +225,13 @@ class PerProcess(Generic[V]):
         if cell is None:
             # A new cell has a new lock: the old one may have been held, at the fork, by a thread that the child lacks.
             cell = self._cells.setdefault(key, _Cell())
-        with cell.lock:
-            if cell.value is None:
-                cell.value = self._make()
-            return cell.value
+        value = cell.value
+        if value is None:
+            with cell.lock:
+                if cell.value is None:
+                    cell.value = self._make()
+                value = cell.value
+        return value
 
     def pop(self, scope: Hashable = None) -> V | None:
         """Forgets this process's value for `scope`; returns it if there is one."""

@@ -63,7 +63,7 @@ class Core:
         retries: int = 3,
         application_name: str = "quota",
         coalesce: bool = False,
-        batches_in_flight: int = 2,
+        batches_in_flight: int = 1,
         batch_max: int = 500,
     ) -> None:
         if not 0 < float(timeout_s) <= 3600:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections import deque
@@ -50,6 +51,18 @@ class AsyncBell:
         """Wakes the caller."""
         if not self._rung.done():
             self._rung.set_result(None)
+
+    def ring_from_anywhere(self, *_: object) -> None:
+        """Wakes the caller, from another loop's thread, too."""
+        try:
+            running: object = asyncio.get_running_loop()
+        except RuntimeError:
+            running = None
+        if running is self._rung.get_loop():
+            self.ring()
+        else:
+            with contextlib.suppress(RuntimeError):  # that loop has ended, and whoever waited there with it
+                self._rung.get_loop().call_soon_threadsafe(self.ring)
 
     async def wait(self, until_s: float) -> None:
         """Waits until the bell has rung, or until `until_s` (of `time.monotonic`)."""

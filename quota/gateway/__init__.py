@@ -10,7 +10,7 @@
 | `bounds` | bounds beside cost |
 | `oauth`, `jwks` | access tokens, and the issuer's keys |
 | `config` | `gateway.toml` |
-| `serving` | the server's configuration |
+| `serving`, `worker` | the server's configuration, and its worker |
 | `sample` | a query API to try it with |
 """
 

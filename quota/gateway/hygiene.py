@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from quota.http.problems import Problem
+from quota.metering.answers import no_websockets
 
 __all__ = ["CREDENTIALS", "Headers", "cleaned", "fault_of", "passed_back"]
 
@@ -95,7 +96,7 @@ def _fault_of_headers(scope: Mapping[str, Any]) -> Problem | None:
                 return _malformed(f"the header {name.decode('latin-1')} stands twice")
             found[name] = value
         elif name == b"upgrade" and b"websocket" in value.lower():
-            return Problem(501, "websocket_not_supported", "WebSockets are not passed on; ask over plain HTTP.")
+            return no_websockets()
     return _fault_of_framing(found, scope["http_version"])
 
 

@@ -24,7 +24,7 @@ DEFAULT_WORKERS = 1
 
 bind = os.environ.get("QUOTA_BIND", "").strip() or DEFAULT_BIND
 workers = int(os.environ.get("QUOTA_WORKERS", "").strip() or DEFAULT_WORKERS)
-worker_class = "asgi"
+worker_class = "quota.gateway.worker.HttpWorker"
 wsgi_app = "quota.gateway.serving:application()"
 proc_name = "quota gateway"
 asgi_lifespan = "on"

@@ -13,6 +13,7 @@ Starlette, FastAPI):
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
@@ -26,6 +27,10 @@ __all__ = ["COST", "FACTS", "FACT_NAMES", "read_cost", "read_facts", "set_cost"]
 COST = "x-agent-cost"
 FACTS = "x-agent-facts"
 FACT_NAMES = frozenset({"rows", "node_calls", "rows_read", "database_ms"})
+
+# A dictionary of nothing but numbers, of at most 12 digits before the point (RFC 9651, section 3.3).
+_PLAIN_FACT = re.compile(r"([a-z][a-z0-9_]*)=([0-9]{1,12}(?:\.[0-9]{1,3})?)")
+_PLAIN_FACTS = re.compile(rf"(?:{_PLAIN_FACT.pattern}, )*{_PLAIN_FACT.pattern}")
 
 # The ledger's amounts are below 10^18.
 _DIGITS_MAX = 18
@@ -54,6 +59,9 @@ def read_facts(values: Sequence[str]) -> dict[str, int | float]:
     """
     if not values:
         return {}
+    if len(values) == 1 and (plain := _PLAIN_FACTS.fullmatch(values[0])):
+        # As `set_cost` writes them, which is nearly always: read in a tenth of the time.
+        return {name: _number(text) for name, text in _PLAIN_FACT.findall(plain[0]) if name in FACT_NAMES}
     try:
         found = http_sf.parse(", ".join(values).encode("ascii"), tltype="dictionary")
     except ValueError:
@@ -66,6 +74,10 @@ def read_facts(values: Sequence[str]) -> dict[str, int | float]:
         if isinstance(value, int | float | Decimal) and math.isfinite(value) and 0 <= value < _FACT_MAX:
             facts[name] = value if isinstance(value, int) else float(value)
     return facts
+
+
+def _number(text: str) -> int | float:
+    return float(text) if "." in text else int(text)
 
 
 def set_cost(

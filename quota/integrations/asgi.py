@@ -14,14 +14,14 @@ database is held while it works, and whatever becomes of the request, its hold i
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, cast
 
 from quota.client import AsyncClient
 from quota.client.waiting import undisturbed
-from quota.http.problems import Problem
 from quota.metering import Answer, Call, Meter, Policy, Request
-from quota.metering.answers import of_problem
+from quota.metering.answers import no_websockets, of_problem
 from quota.metering.call import Outcome
 
 __all__ = ["CALL", "MeteringMiddleware"]
@@ -147,6 +147,7 @@ class _Exchange:
             raise cancelled
 
 
+@functools.lru_cache(maxsize=4096)
 def _plain(name: bytes) -> str:
     # Gateways to other protocols take "_" for "-".
     return name.decode("latin-1").lower().replace("_", "-")
@@ -174,10 +175,11 @@ async def _answer(answer: Answer, method: str, send: Send) -> None:
 
 async def _refuse_websocket(scope: Scope, receive: Receive, send: Send) -> None:
     """Nobody counts what flows through a WebSocket, so none is opened."""
-    problem = Problem(501, "no_websockets", "WebSockets are not metered and not served here; use HTTP.")
+    problem = no_websockets()
     await receive()
     if "websocket.http.response" not in (scope.get("extensions") or {}):
-        await send({"type": "websocket.close", "code": 1008, "reason": problem.detail})
+        # The server has one answer to this, a 403 without a word.
+        await send({"type": "websocket.close", "code": 1008, "reason": problem.name})
         return
     answer = of_problem(problem)
     headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from quota.calls import LimitState, Reservation
@@ -19,6 +20,7 @@ __all__ = [
     "ResponseHeaders",
     "balances",
     "ledger_problem",
+    "no_websockets",
     "of_limits",
     "of_problem",
     "refused",
@@ -99,6 +101,16 @@ def of_limits(subject: str, states: Sequence[LimitState], headers: Iterable[tupl
     return _whole(200, "application/json", text, [("Cache-Control", "no-store"), *headers])
 
 
+def no_websockets() -> Problem:
+    """Returns the refusal of a WebSocket: nobody counts what flows through one."""
+    detail = (
+        "WebSockets are not passed on: what flows through one cannot be metered. Ask over plain HTTP; an answer may "
+        "stream, as server-sent events do."
+    )
+    # A 501 may be kept by caches, and the same address is good for a plain GET.
+    return Problem(501, "no_websockets", detail, headers={"Cache-Control": "no-store"})
+
+
 def ledger_problem(error: QuotaError) -> Problem:
     """Returns the problem that an error of the ledger is to a caller, who can mend none of them."""
     if isinstance(error, UnknownSubject):
@@ -122,12 +134,18 @@ def told(headers: ResponseHeaders, kept: ResponseHeaders, style: limit_headers.S
 
     Arguments: `headers`, ours; `kept`, the application's; `style`, which names are ours.
     """
-    names = [*limit_headers.exposed(style), FAIL_OPEN]
-    ours = {name.lower() for name in names} - {"retry-after"}
+    ours, names = _ours(style)
     expose, rest = [], []
     for name, value in kept:
         if name.lower() == "access-control-expose-headers":
             expose.append(value)
         elif name.lower() not in ours:
             rest.append((name, value))
-    return [*rest, *headers, ("Access-Control-Expose-Headers", ", ".join([*expose, *names]))]
+    return [*rest, *headers, ("Access-Control-Expose-Headers", ", ".join([*expose, names]))]
+
+
+@functools.cache
+def _ours(style: limit_headers.Style) -> tuple[Container[str], str]:
+    """Names that only we write, in lower case; and all that a browser's script may be shown, as it is written."""
+    names = (*limit_headers.exposed(style), FAIL_OPEN)
+    return frozenset(name.lower() for name in names) - {"retry-after"}, ", ".join(names)

@@ -40,6 +40,7 @@ from quota.config import ConfigError
 from quota.costs.rows import Request
 from quota.errors import QuotaError, Unavailable, UnknownSubject
 from quota.http.cost_header import COST, FACTS, read_cost, read_facts
+from quota.http.headers import Style
 from quota.http.problems import Problem
 from quota.ids import uuid7
 from quota.metering import answers
@@ -67,7 +68,30 @@ _LEDGER_OUTCOMES = {
 # R3: what an answer without a readable cost is settled at.
 _MISSING_COST = 1
 _COST_END = 10**18
-_STATES_S = 10.0
+_TERMS_S = 10.0
+
+
+class Snapshot:
+    """The limits on a lineage as they stood at one moment, for all who share the look at them.
+
+    Arguments: `states`, the answer of `LimitsOf`.
+    """
+
+    __slots__ = ("_headers", "states")
+
+    def __init__(self, states: list[LimitState]) -> None:
+        self.states = states
+        self._headers: dict[str, ResponseHeaders] = {}
+
+    def headers(self, subject: str, unit: str, style: Style) -> ResponseHeaders:
+        """Returns the headers that tell them. Written once: they are the same for all who look.
+
+        Arguments: `subject`, whose lineage it is; `unit`, what the request is counted in; `style`, of the headers.
+        """
+        found = self._headers.get(unit)
+        if found is None:
+            found = self._headers[unit] = answers.balances(self.states, subject, {unit}, style)
+        return found
 
 
 class Meter:
@@ -87,8 +111,8 @@ class Meter:
         self.authenticate = policy.authenticate or Keys(client)
         self.events: Counter[tuple[str, str]] = Counter()
         self._lock = threading.Lock()
-        self._states: Remembered[list[LimitState]] = Remembered(_STATES_S)
-        self._reads: Reads[list[LimitState]] = Reads()
+        self._terms: Remembered[Snapshot] = Remembered(_TERMS_S)
+        self._reads: Reads[Snapshot] = Reads()
         self._ceilings: dict[str, PerProcess[Ceiling]] = {}
 
     def call(self, request: Request) -> Call:
@@ -114,20 +138,19 @@ class Meter:
             ceiling = self._ceilings.setdefault(route.name, PerProcess(lambda: Ceiling(terms)))
         return ceiling.get().take(cost)
 
-    def states_of(self, identity: Identity, *, fresh: bool) -> Plan[list[LimitState]]:
-        """Plans the limits on a lineage; not `fresh`: as they were known lately, for their terms."""
-        tenant = identity.tenant or self.client.tenant
-        known = None if fresh else self._states.find((tenant, identity.subject))
+    def snapshot_of(self, identity: Identity, *, fresh: bool) -> Plan[Snapshot]:
+        """Plans a look at the limits on a lineage; not `fresh`: as they were known lately, for their terms."""
+        key = (identity.tenant or self.client.tenant, identity.subject)
+        known = None if fresh else self._terms.find(key)
         if known is not None:
             return known
         asked_at_s = time.monotonic()
-        states = yield from self._reads.sharing(
-            (tenant, identity.subject),
-            lambda: self.client.plan(LimitsOf(identity.subject, tenant)),
-            asked_at_s + self.client.timeout_s,
-        )
-        self._states.keep((tenant, identity.subject), states, asked_at_s)
-        return states
+        snapshot = yield from self._reads.sharing(key, lambda: self._looking(*key), asked_at_s + self.client.timeout_s)
+        self._terms.keep(key, snapshot, asked_at_s)
+        return snapshot
+
+    def _looking(self, tenant: str, subject: str) -> Plan[Snapshot]:
+        return Snapshot((yield from self.client.plan(LimitsOf(subject, tenant))))
 
 
 class Call:
@@ -197,6 +220,8 @@ class Call:
     def opening(self) -> Plan[Answer | None]:
         """Plans what comes before the application. Result: what to answer in its place; None: it may go on."""
         try:
+            if any("websocket" in offered.lower() for offered in self.request.headers.get("upgrade", ())):
+                raise answers.no_websockets()  # some servers leave the handshake to the application
             if self.request.path == self._meter.policy.limits_path:
                 return (yield from self._own_limits())
             return (yield from self._admitting())
@@ -276,7 +301,7 @@ class Call:
     def _refusal(self, refusal: Reservation, identity: Identity) -> Plan[Answer]:
         meter = self._meter
         try:
-            states = yield from meter.states_of(identity, fresh=False)
+            states = (yield from meter.snapshot_of(identity, fresh=False)).states
         except Unavailable:
             states = []  # it is refused all the same; the terms are left out
         problem, headers = answers.refused(refusal, states, identity.subject, meter.policy.headers)
@@ -301,8 +326,9 @@ class Call:
             raise Problem(405, "method_not_allowed", "Limits are read: GET or HEAD.", headers=allow)
         self.route = self.route or self._meter.policy.default
         identity = yield from self._authenticating(while_away=False)
-        states = yield from self._meter.states_of(identity, fresh=True)
-        return answers.of_limits(identity.subject, states, self._told(self._balances(states, identity)))
+        snapshot = yield from self._meter.snapshot_of(identity, fresh=True)
+        headers = self._told(self._balances(snapshot, identity))
+        return answers.of_limits(identity.subject, snapshot.states, headers)
 
     # -- the application has answered ----------------------------------------------------------------------------------
 
@@ -331,12 +357,12 @@ class Call:
                 yield from self._settling("answered")
             elif self._reported is not None:
                 yield from self._returning()
-            states = yield from self._meter.states_of(self.identity, fresh=True)
+            snapshot = yield from self._meter.snapshot_of(self.identity, fresh=True)
         except QuotaError as error:
             # The work is done and its answer goes out; closing tries once more.
             logger.warning("reservation %s: its balances are not told: %s", self.id, error)
             return kept
-        return self._told(self._balances(states, self.identity), kept)
+        return self._told(self._balances(snapshot, self.identity), kept)
 
     def counted(self, chunk: bytes) -> bool:
         """Counts what flows to the caller; True when the hold should be prolonged now: drive `extending`."""
@@ -445,9 +471,9 @@ class Call:
 
     # -- headers -------------------------------------------------------------------------------------------------------
 
-    def _balances(self, states: Sequence[LimitState], identity: Identity) -> ResponseHeaders:
+    def _balances(self, snapshot: Snapshot, identity: Identity) -> ResponseHeaders:
         unit = self.route.unit if self.route else "cost"
-        return answers.balances(states, identity.subject, {unit}, self._meter.policy.headers)
+        return snapshot.headers(identity.subject, unit, self._meter.policy.headers)
 
     def _told(self, headers: ResponseHeaders | None = None, kept: ResponseHeaders | None = None) -> ResponseHeaders:
         return answers.told(headers or [], kept or [], self._meter.policy.headers)

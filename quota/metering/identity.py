@@ -90,9 +90,10 @@ class Keys:
 
     def named(self, secret: str, *, while_away: bool = False) -> Plan[Identity]:
         """Plans whose secret it is. Errors: `Problem` 401, the same for every wrong one; `Unavailable`."""
-        if credentials.read(secret, credentials.KEY) is None:
+        key = credentials.read(secret, credentials.KEY)
+        if key is None:
             raise unauthenticated("This is no key.")
-        holder = yield from self._memory.authenticating(secret, while_away=while_away)
+        holder = yield from self._memory.verifying(key, while_away=while_away)
         if holder is None:
             raise unauthenticated("This key is not good.")
         if not holder.active:

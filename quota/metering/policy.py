@@ -9,6 +9,7 @@ Policy(routes=(
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -32,6 +33,10 @@ OnTimeout = Literal["charge", "hold"]
 Overrun = Literal["book", "cap"]
 
 _AMOUNT_MAX = 10**18
+
+# How many paths a policy remembers the route of, and of which length at most.
+_PATHS_REMEMBERED = 4096
+_PATH_REMEMBERED = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +140,7 @@ class Policy:
     subject_header: str | None = "x-quota-subject"
     drop_headers: tuple[str, ...] = ()
     _paths: MapAdapter = field(init=False, repr=False, compare=False)
+    _known: Callable[[str, str], Route | None] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.headers not in STYLES:
@@ -153,9 +159,14 @@ class Policy:
                 raise ConfigError(f'route "{route.path}": {error}; write it as in Flask: /v1/series/<id>') from error
         paths.update()
         object.__setattr__(self, "_paths", paths.bind(""))
+        object.__setattr__(self, "_known", functools.lru_cache(_PATHS_REMEMBERED)(self._matched))
 
     def route_of(self, method: str, path: str) -> Route | None:
         """Returns how a request is metered; None when it is not known here. HEAD is as GET."""
+        # Matching takes longer than all the rest of it, and most paths are asked for again.
+        return self._known(method, path) if len(path) <= _PATH_REMEMBERED else self._matched(method, path)
+
+    def _matched(self, method: str, path: str) -> Route | None:
         try:
             found: Route = self._paths.match(path, method=method)[0]
         except HTTPException:

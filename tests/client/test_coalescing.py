@@ -19,7 +19,7 @@ import pytest
 
 from quota.calls import Release, Reservation, Reserve, ReserveMany, Settle
 from quota.client import Client
-from quota.client.attempts import Execute, Plan, Result, Wait
+from quota.client.attempts import Execute, Pause, Plan, Result, Wait
 from quota.client.coalescing import Batches, Coalescer
 from quota.config import ConfigError
 from quota.errors import (
@@ -113,7 +113,7 @@ def held(answer: Reservation) -> UUID:
 
 
 def test_a_call_is_sent_at_once_when_nothing_is_under_way() -> None:
-    """By construction: adding the call starts a flusher, whose first step executes it. No timer, no pause."""
+    """By construction: adding the call starts a flusher, whose first step executes it. No timer, no pause before it."""
     started: list[Plan[None]] = []
     coalescer = Coalescer(
         start=started.append,
@@ -129,12 +129,18 @@ def test_a_call_is_sent_at_once_when_nothing_is_under_way() -> None:
     step = next(flusher)
     assert isinstance(step, Execute)
     assert "quota.release(" in step.statement
-    with pytest.raises(StopIteration):
-        flusher.send(Result([{"state": "released", "replayed": False}], []))
+    assert flusher.send(Result([{"state": "released", "replayed": False}], [])) == Pause(0)
     with pytest.raises(StopIteration) as answered:
         asking.send(None)
     assert answered.value.value.state == "released"
-    assert coalescer.batches == Batches(1, 1, 1)
+    # Whoever asks before the flusher has looked again goes with it; then it ends.
+    next(coalescer.asking(Release(uuid7()), timeout_s=5, id_is_ours=False))
+    assert len(started) == 1
+    assert isinstance(flusher.send(None), Execute)
+    assert flusher.send(Result([{"state": "released", "replayed": False}], [])) == Pause(0)
+    with pytest.raises(StopIteration):
+        flusher.send(None)
+    assert coalescer.batches == Batches(2, 2, 1)
 
 
 def test_calls_that_wait_go_out_together(watched: Watched, threads: ThreadPoolExecutor, observer: Connection) -> None:
@@ -591,7 +597,9 @@ def test_a_call_waits_for_the_one_before_it_on_the_same_id() -> None:
     with pytest.raises(StopIteration):
         next(started[1])
     assert isinstance(first, Execute)
-    then = started[0].send(Result([{"state": "held", "late": False, "replayed": False, "overage": "{}"}], []))
+    pause = started[0].send(Result([{"state": "held", "late": False, "replayed": False, "overage": "{}"}], []))
+    assert pause == Pause(0)
+    then = started[0].send(None)
     assert isinstance(then, Execute)
     assert "quota.release(" in then.statement
 

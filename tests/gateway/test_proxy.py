@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from tests.client.proxy import Proxy as DatabaseProxy
@@ -334,10 +335,47 @@ def test_smuggling(
     before = len(upstream.seen)
     answer = proxy.raw((head + body + hidden).encode("utf-8", "surrogateescape"))
     status = int(answer.split(b" ", 2)[1])
-    # The server itself denies the handshake of a WebSocket with 403.
-    assert status in ((403,) if "Sec-WebSocket" in more else (400, 405, 501)), answer
+    assert status in (400, 405, 501), answer
     assert not any(marker in seen.line for seen in upstream.seen[before:])
     assert settled(db, key) == []
+
+
+HANDSHAKES = {
+    "in order": {"Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ=="},
+    "of another version": {"Sec-WebSocket-Version": "8", "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ=="},
+    "without a key": {"Sec-WebSocket-Version": "13"},
+}
+
+
+@pytest.mark.parametrize("handshake", HANDSHAKES.values(), ids=HANDSHAKES.keys())
+@pytest.mark.parametrize("path", ["/ok/whole", "/free"])
+def test_a_websocket_is_refused_in_words(
+    proxy: Proxy, upstream: Upstream, db: Connection, key: Key, path: str, handshake: dict[str, str]
+) -> None:
+    """Whatever the handshake looks like, and whoever asks: one answer, which says what to do, and nothing else."""
+    before = len(upstream.seen)
+    for who in (key.headers, {}):
+        headers = {"Connection": "Upgrade", "Upgrade": "WebSocket", **handshake, **who}
+        answer = proxy.request("GET", path, headers=headers)
+        assert (answer.status, answer.problem) == (501, "no_websockets")
+        assert "may stream" in answer.json["detail"]
+        assert answer.headers["Cache-Control"] == "no-store"
+    assert len(upstream.seen) == before
+    assert settled(db, key) == []
+
+
+async def test_a_client_of_websockets_learns_why(proxy: Proxy, upstream: Upstream, key: Key) -> None:
+    before = len(upstream.seen)
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+            await session.ws_connect(f"ws://127.0.0.1:{proxy.port}/ok/whole", headers=key.headers)
+        # The session is good for the next request, by plain HTTP.
+        async with session.get(f"http://127.0.0.1:{proxy.port}/ok/whole", headers=key.headers) as answer:
+            assert answer.status == 200
+    assert refused.value.status == 501
+    assert refused.value.headers is not None
+    assert refused.value.headers["Content-Type"] == "application/problem+json"
+    assert len(upstream.seen) == before + 1
 
 
 def test_keep_alive_and_pipelining(proxy: Proxy, db: Connection, key: Key) -> None:

@@ -89,14 +89,14 @@ def test_a_stream_keeps_its_slot_until_its_end_and_no_more_than_its_cost(
     run(beside, SetLimit(books.subject, "slots", "concurrency", "concurrency", 1))
     gateway = serve(Policy())
     seen: list[Any] = []
-    original = gateway.meter.states_of
+    original = gateway.meter.snapshot_of
 
     def spy(*args: Any, **kwargs: Any) -> Any:
-        states = yield from original(*args, **kwargs)
-        seen.append({state.limit_name: state.reserved for state in states})
-        return states
+        snapshot = yield from original(*args, **kwargs)
+        seen.append({state.limit_name: state.reserved for state in snapshot.states})
+        return snapshot
 
-    gateway.meter.states_of = spy
+    gateway.meter.snapshot_of = spy
     answer = gateway.ask(query="cost=40&stream=1", headers=books.key)
     assert seen == [{"bucket": 40, "hourly": 40, "slots": 1}]
     assert '"hourly";r=1999960' in answer.headers["ratelimit"]

@@ -48,9 +48,18 @@ def test_which_route(method: str, path: str, name: str) -> None:
         ),
         default=Route("/<path:rest>", name="rest"),
     )
-    route = policy.route_of(method, path)
-    assert route is not None
-    assert route.name == name
+    for _ in range(2):  # the second one is remembered
+        route = policy.route_of(method, path)
+        assert route is not None
+        assert route.name == name
+
+
+def test_what_is_remembered_of_paths_is_bounded() -> None:
+    policy = Policy(routes=(Route("/rows/<id>", name="one"),), default=None)
+    for path in ("/rows/" + "a" * 10_000, "/other/" + "a" * 10_000):
+        assert [policy.route_of("GET", path) for _ in range(2)] == [policy.routes[0] if "rows" in path else None] * 2
+    known: Any = policy._known
+    assert (known.cache_info().currsize, known.cache_info().maxsize) == (0, 4096)
 
 
 def test_no_default_is_no_route() -> None:

@@ -7,12 +7,15 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import pytest
 
 from quota import AsyncClient, Client
+from quota.calls import LimitState
 from quota.client.attempts import Join, Pause, Plan
+from quota.metering.call import Snapshot
 from quota.metering.reads import Reads
 
 
@@ -104,3 +107,18 @@ def test_event_loops_and_threads_share_alike() -> None:
         thread.join()
     assert found == [[0]] * 180
     assert world.reads < 180
+
+
+def test_the_headers_of_one_look_are_written_once_for_each_unit() -> None:
+    def state(unit: str) -> LimitState:
+        return LimitState(
+            owner="key:1", limit_name=f"all {unit}", unit=unit, money=False, kind="budget", capacity=Decimal(10),
+            refill_per_s=None, period=None, window_s=None, spent=Decimal(1), reserved=Decimal(0), level=None,
+            available=Decimal(9), window_start=None, window_end=None, resets_in_s=None, full_after_s=None,
+        )  # fmt: skip
+
+    look = Snapshot([state("cost"), state("tokens"), state("requests")])
+    cost, tokens = (look.headers("key:1", unit, "draft-11") for unit in ("cost", "tokens"))
+    assert dict(cost)["RateLimit"] == '"all cost";r=9, "all requests";r=9'
+    assert dict(tokens)["RateLimit"] == '"all tokens";r=9, "all requests";r=9'
+    assert look.headers("key:1", "cost", "draft-11") is cost

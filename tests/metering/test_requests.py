@@ -290,6 +290,16 @@ async def no_application(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": scope["type"]})
 
 
+def test_a_handshake_that_the_server_leaves_to_the_application(serve: Serve, books: Books) -> None:
+    """Some servers do: the application could take the connection over, and nobody would count any more."""
+    gateway = serve(Policy(routes=(Route("/free", metered=False),)))
+    for path in ("/rows", "/free"):
+        upgrade = [("Connection", "Upgrade"), ("Upgrade", "h2c, WebSocket")]
+        answer = gateway.ask(path, query="cost=1", headers=[*books.key, *upgrade])
+        assert (answer.status, problem(answer)["title"]) == (501, "no websockets")
+    assert untouched(books)
+
+
 @pytest.mark.parametrize(
     ("extensions", "types"),
     [
@@ -314,4 +324,4 @@ def test_websockets_are_refused_and_the_rest_passes(extensions: Any, types: list
 
     asyncio.run(asked())
     assert [message["type"] for message in sent] == [*types, "lifespan"]
-    assert sent[0].get("status") == 501 or (sent[0]["code"], "HTTP" in sent[0]["reason"]) == (1008, True)
+    assert sent[0].get("status") == 501 or (sent[0]["code"], sent[0]["reason"]) == (1008, "no_websockets")

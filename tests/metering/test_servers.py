@@ -111,6 +111,21 @@ def test_a_page_is_settled_at_its_rows(server: Running, books: Books) -> None:
     assert books.spent() == 160
 
 
+def test_a_websocket_is_refused(server: Running, books: Books) -> None:
+    """Servers that know no WebSockets hand the handshake on as a GET; nothing is held for it."""
+    handshake = [
+        ("Connection", "Upgrade"), ("Upgrade", "websocket"), ("Sec-WebSocket-Version", "13"),
+        ("Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ=="),
+    ]  # fmt: skip
+    status, headers, body = server.ask("/rows?rows=1", [*books.key, *handshake])
+    assert (status, headers["content-type"], json.loads(body)["title"]) == (
+        501,
+        "application/problem+json",
+        "no websockets",
+    )
+    assert books.calls() == []
+
+
 def test_a_caller_who_leaves_a_stream_frees_its_slot(server: Running, books: Books, beside: Connection) -> None:
     run(beside, SetLimit(books.subject, "slots", "concurrency", "concurrency", 1))
     with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as caller:
