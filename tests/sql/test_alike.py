@@ -82,7 +82,7 @@ def settle_short(ledger: Connection, ids: list[UUID], costs: list[Any] | None, *
 
 
 def test_it_grants_and_settles_what_a_process_usually_sends(ledger: Connection) -> None:
-    ids = [new_id(), new_id()]
+    ids = sorted(new_id() for _ in range(2))
     granted = short(
         ledger, [ASKED, {"cost": "3.5", "usd": 1}], ids=ids, ttls=[timedelta(minutes=1), timedelta(hours=1)]
     )
@@ -173,14 +173,26 @@ def test_a_limit_that_charges_for_expiry_charges(ledger: Connection) -> None:
 def test_the_earliest_expiry_of_a_batch_is_looked_for(ledger: Connection) -> None:
     assert short(ledger, [ASKED] * 2, ttls=[timedelta(hours=1), timedelta(minutes=1)]) is not None
     advance(ledger, "2 minutes")
-    rows(ledger, "reserve_many", [KEY] * 7, [Jsonb(ASKED)] * 7)
-    assert value(ledger, "SELECT count(*) FROM quota.holds WHERE subject = %s", KEY) == 8
+    answers = rows(ledger, "reserve_many", [KEY] * 7, [Jsonb(ASKED)] * 7)
+    assert [row["granted"] for row in answers] == [True] * 7
+
+
+def test_what_is_left_after_a_settle_still_expires(ledger: Connection) -> None:
+    hold(ledger, KEY, ASKED, ttl="1 minute")
+    assert settle_short(ledger, [hold(ledger, KEY, ASKED)], None) is not None
+    advance(ledger, "2 minutes")
+    assert [row["granted"] for row in rows(ledger, "reserve_many", [KEY] * 8, [Jsonb(ASKED)] * 8)] == [True] * 8
 
 
 def _hold_of_the_next_day(c: Connection, ids: list[UUID]) -> None:
     call(c, "extend", ids[0], "23 hours")
     advance(c, "13 hours")
     ids[1] = hold(c, KEY, ASKED)
+
+
+def _holds_of_two_users(c: Connection, ids: list[UUID]) -> None:
+    budget(c, "user:2", 10)
+    ids[:] = [hold(c, user, {"usd": 1}) for user in ("user:1", "user:2")]
 
 
 def _lines_of_two_days(c: Connection, ids: list[UUID]) -> None:
@@ -196,6 +208,7 @@ SETTLES: dict[str, tuple[Callable[[Connection, list[UUID]], object], list[Any] |
     "a unit that it does not hold": (lambda c, ids: None, [{"tokens": 1}] * 2, {}),
     "slots by number": (lambda c, ids: None, [{"concurrency": 1}] * 2, {}),
     "other units": (lambda c, ids: None, [{"cost": 1}, {"usd": "0.1"}], {}),
+    "further units": (lambda c, ids: None, [{"cost": 1}, {"cost": 1, "usd": "0.1"}], {}),
     "one without costs": (lambda c, ids: None, [{"cost": 1}, None], {}),
     "no amount": (lambda c, ids: None, [{"cost": 1}, {"cost": "-1"}], {}),
     "unknown": (lambda c, ids: None, None, {"outcomes": ["ok", "unknown"]}),
@@ -205,7 +218,8 @@ SETTLES: dict[str, tuple[Callable[[Connection, list[UUID]], object], list[Any] |
     "partial": (lambda c, ids: call(c, "settle", ids[0], {"cost": 1}, final=False), None, {}),
     "overdue": (lambda c, ids: advance(c, "11 minutes"), None, {}),
     "other windows": (_hold_of_the_next_day, None, {}),
-    "other accounts": (lambda c, ids: ids.append(hold(c, "user:1", {"usd": 1})), None, {}),
+    "fewer accounts": (lambda c, ids: ids.append(hold(c, "user:1", {"usd": 1})), None, {}),
+    "other accounts": (_holds_of_two_users, None, {}),
     "an id that is not known": (lambda c, ids: ids.append(new_id()), None, {}),
     "an id twice": (lambda c, ids: ids.append(ids[1]), None, {}),
     "lines of two days": (_lines_of_two_days, None, {}),
