@@ -1,4 +1,4 @@
-"""The usual batch, all of one subject, is decided, written and settled by its sums; what stands on a subject is read from its accounts.
+"""The usual batch, all of one subject, is decided and settled by its sums; balances are read from the accounts.
 
 Safe on a live table: functions are made and replaced. Answers and meaning stay as they were.
 """
