@@ -7,7 +7,6 @@ what the ledger's client takes.
 
 from __future__ import annotations
 
-import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,7 +56,8 @@ def application() -> Gateway:
     from quota.config import Settings
     from quota.gateway import create_gateway
     from quota.gateway.config import read_config
+    from quota.http.logs import log_to_stderr
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    log_to_stderr()
     config = read_config(Path(os.environ["QUOTA_GATEWAY_CONFIG"]), upstream=os.environ.get("QUOTA_UPSTREAM") or None)
     return create_gateway(config, Settings.from_env())
