@@ -137,6 +137,7 @@ def test_a_graceful_stop_finishes_what_has_begun(database: str, tmp_path: Path) 
             writer.join(30)
             assert found == [201]
             assert server.process.wait(45) == 0
+        assert "Traceback" not in server.log.read_text()
     finally:
         stop(server)
 

@@ -113,7 +113,9 @@ def test_both_ways_answer_and_write_the_same(ledger: Connection, size: int) -> N
             answers = rows(ledger, "reserve_many", [KEY] * size, costs, ids=ids, also=also)
             answers += rows(ledger, "settle_many", ids, [Jsonb({"usd": "0.05", "cost": 1})] * size)
             left = {
-                table: value(ledger, f"SELECT jsonb_agg(to_jsonb(x) - 'also' - 'id') FROM quota_internal.{table} x")
+                table: value(
+                    ledger, f"SELECT jsonb_agg(to_jsonb(x) - 'also' - 'id' ORDER BY x.id) FROM quota_internal.{table} x"
+                )
                 for table in tables
             }
             seen.append((answers, left))
