@@ -31,7 +31,7 @@ class _Formatter(logging.Formatter):
 def log_to_stderr() -> None:
     """Has this process log from `INFO` on, unless it does already."""
     # Nothing of these is shown, and each is found out for every line: thread, name of the process, and the line of code
-    # that logs. So says the chapter "Optimization" of Python's logging HOWTO. (The process's number gunicorn does show.)
+    # that logs. So says the chapter "Optimization" of Python's logging HOWTO. (Its number gunicorn does show.)
     logging.logThreads = logging.logMultiprocessing = False
     logging._srcfile = None  # noqa: SLF001 - documented
     handler = logging.StreamHandler()
