@@ -72,11 +72,13 @@ BEGIN
     given := quota_internal.parse_costs(adjust.costs);
     r := quota_internal.lock_reservation(adjust.tenant, adjust.id);
     PERFORM quota_internal.require_units_held(r, given.by_value);
+    FOR i IN 1 .. cardinality(given.units) LOOP
+        PERFORM quota_internal.require_whole_slots(r, given.units[i], given.amounts[i]);
+    END LOOP;
     PERFORM quota_internal.require_open(r);
     PERFORM quota_internal.require_not_decreased(r, r.held || r.booked || given.by_value);
     FOR i IN 1 .. cardinality(given.units) LOOP
         held := greatest((r.held -> given.units[i])::numeric, (r.booked -> given.units[i])::numeric);
-        PERFORM quota_internal.require_whole_slots(r, given.units[i], given.amounts[i]);
         IF given.amounts[i] > held THEN
             raises.units := raises.units || given.units[i];
             raises.amounts := raises.amounts || given.amounts[i] - held;

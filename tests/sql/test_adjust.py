@@ -116,6 +116,16 @@ def test_slots_are_whole(ledger: Connection) -> None:
     assert balance(ledger, "user:1", "slots")["reserved"] == 5
 
 
+def test_amounts_are_looked_at_before_the_state(ledger: Connection) -> None:
+    slots(ledger, "user:1", 5)
+    key = hold(ledger, "user:1", {"usd": 1, "concurrency": 1})
+    call(ledger, "settle", key)
+    with misuse(ledger, "invalid_amount", "2.5"):
+        call(ledger, "adjust", key, {"concurrency": 2.5})
+    with misuse(ledger, "already_settled"):
+        call(ledger, "adjust", key, {"concurrency": 2})
+
+
 def test_a_removed_limit_takes_no_test_of_what_is_added(ledger: Connection) -> None:
     key = hold(ledger, "user:1", {"usd": 10})
     call(ledger, "remove_limit", "user:1", "cap")
