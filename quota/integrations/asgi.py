@@ -147,7 +147,7 @@ class _Exchange:
             raise cancelled
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=256)  # names are the caller's, up to 16 KiB each
 def _plain(name: bytes) -> str:
     # Gateways to other protocols take "_" for "-".
     return name.decode("latin-1").lower().replace("_", "-")
