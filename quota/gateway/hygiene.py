@@ -146,7 +146,7 @@ def cleaned(headers: Headers, spoofed: Container[bytes] = ()) -> Headers:
     ]
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=256)  # names are the caller's, up to 16 KiB each
 def _is_for_nobody(name: bytes) -> bool:
     """True for what never reaches an upstream from a client.
 
