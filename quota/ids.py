@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import threading
 import time
 from uuid import UUID
@@ -11,7 +10,7 @@ from uuid import UUID
 __all__ = ["uuid7"]
 
 _TAIL_BITS = 74  # 12 + 62 bits of a version 7 UUID that are neither time, version nor variant
-_STEP_BITS = 32
+_STEP_BYTES = 4
 
 
 class _Sequence:
@@ -25,10 +24,11 @@ class _Sequence:
 
     def next(self) -> int:
         # Half of the tail's range is left free, so that steps within a millisecond rarely carry into the time.
-        fresh = (time.time_ns() // 1_000_000 << _TAIL_BITS) | secrets.randbits(_TAIL_BITS - 1)
+        random = int.from_bytes(os.urandom(10)) >> (80 - (_TAIL_BITS - 1))
+        fresh = (time.time_ns() // 1_000_000 << _TAIL_BITS) | random
         with self._lock:
             if fresh <= self._last:
-                fresh = self._last + 1 + secrets.randbits(_STEP_BITS)
+                fresh = self._last + 1 + int.from_bytes(os.urandom(_STEP_BYTES))
             self._last = fresh
         return fresh
 

@@ -121,20 +121,19 @@ class Guard:
         """
         if authorization is None:
             raise _unauthenticated("This needs a token: Authorization: Bearer qt_...")
-        scheme, _, text = authorization.partition(" ")
-        found = credentials.read(text.strip(), credentials.TOKEN) if scheme.lower() == "bearer" else None
-        # What cannot be a token takes the same way as one that is wrong.
-        token = found or credentials.Credential(credentials.TOKEN, "none", "")
-        secret_hash = token.hash
 
         def ask() -> Principal | None:
             self._must_not_wait(_slot(address))
-            holder = self._client.call(VerifyToken(token.id, secret_hash))
+            scheme, _, text = authorization.partition(" ")
+            found = credentials.read(text.strip(), credentials.TOKEN) if scheme.lower() == "bearer" else None
+            # What cannot be a token takes the same way as one that is wrong.
+            token = found or credentials.Credential(credentials.TOKEN, "none", "")
+            holder = self._client.call(VerifyToken(token.id, token.hash))
             if holder is None:
                 return None
             return Principal(token.id, holder.role, holder.tenant, self._tenant(holder, tenant))
 
-        who = self._known.get((secret_hash, tenant), ask)
+        who = self._known.get((credentials.hash_of(authorization), tenant), ask)
         if who is None:
             self._count_failure(_slot(address))
             raise _unauthenticated("This token is not good.")

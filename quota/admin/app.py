@@ -11,6 +11,7 @@ from typing import Any, NoReturn, get_type_hints
 from urllib.parse import unquote_to_bytes
 
 from flask import Flask, Request, Response, request
+from flask.sessions import NullSession, SessionInterface
 from flask_openapi3 import OpenAPI
 from pydantic import ValidationError
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
@@ -73,12 +74,31 @@ class _Request(Request):
         return value
 
 
+class _NoSessions(SessionInterface):
+    """Who calls is told by a token, with every request: there are no cookies."""
+
+    _none = NullSession()
+
+    def open_session(self, app: Flask, request: Request) -> NullSession:  # noqa: ARG002 - Flask's signature
+        """The session of every request."""
+        return self._none
+
+
+class _Application(OpenAPI):
+    session_interface = _NoSessions()
+
+    def ensure_sync(self, func: Callable[..., Any]) -> Callable[..., Any]:
+        """Nothing here is a coroutine, so nobody looks for one with every call."""
+        return func
+
+
 def create_app(
     settings: Settings | None = None,
     *,
     client: Client | None = None,
     cache_s: float = CACHE_S,
     rate_limit_headers: headers.Style = "draft-11",
+    access_log: Callable[[str], None] | None = None,
 ) -> Flask:
     """Makes the application. It opens no connection before its first request, so that it may be made before a fork.
 
@@ -87,6 +107,7 @@ def create_app(
         client: the ledger; None: one for `settings`. It never fails open: operators ask the ledger.
         cache_s: how long a good token or key is believed, in seconds.
         rate_limit_headers: which of them the answer to a reservation has: `draft-11`, `legacy` or `none`.
+        access_log: takes a line for every request, an object of JSON; None: the logger `quota.admin`.
 
     Errors: `ConfigError` for wrong settings.
     """
@@ -95,7 +116,7 @@ def create_app(
     if client is None:
         options = Client.settings_of(Settings.from_env() if settings is None else settings)
         client = Client(**{**options, "fail_open": False}, application_name="quota api")
-    app = OpenAPI(
+    app = _Application(
         "quota.admin",
         info=document.INFO,
         security_schemes=document.SECURITY,  # type: ignore[arg-type]  # plain JSON is what it becomes
@@ -127,7 +148,7 @@ def create_app(
     app.register_error_handler(QuotaError, _known)
     app.register_error_handler(HTTPException, _http)
     app.register_error_handler(Exception, _unknown)
-    app.wsgi_app = Front(app.wsgi_app)  # type: ignore[method-assign]
+    app.wsgi_app = Front(app.wsgi_app, access_log or logger.info)  # type: ignore[method-assign]
     return app
 
 

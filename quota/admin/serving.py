@@ -58,7 +58,7 @@ def application() -> Flask:
     from quota.admin import create_app
     from quota.client import Client
     from quota.config import Settings
-    from quota.http.logs import log_to_stderr
+    from quota.http.logs import log_to_stderr, writing_lines
 
     log_to_stderr()
     settings = Settings.from_env()
@@ -66,7 +66,9 @@ def application() -> Flask:
     options["pool_max"] = max(threads, 1)
     style: Any = os.environ.get("QUOTA_RATE_LIMIT_HEADERS", "").strip() or "draft-11"
     client = Client(**options, application_name="quota api")
-    app = create_app(client=client, cache_s=_cache_s(), rate_limit_headers=style)
+    app = create_app(
+        client=client, cache_s=_cache_s(), rate_limit_headers=style, access_log=writing_lines("quota.admin")
+    )
     proxies = int(os.environ.get("QUOTA_PROXIES", "").strip() or 0)
     if proxies:
         from werkzeug.middleware.proxy_fix import ProxyFix

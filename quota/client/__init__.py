@@ -135,10 +135,10 @@ class Client(Core):
             while True:
                 result: Result | None = None
                 try:
-                    if isinstance(step, Join):
-                        futures.wait([step.other], timeout=max(0.0, step.deadline_s - time.monotonic()))
-                    elif isinstance(step, Execute):
+                    if isinstance(step, Execute):
                         result = self._execute(step)
+                    elif isinstance(step, Join):
+                        futures.wait([step.other], timeout=max(0.0, step.deadline_s - time.monotonic()))
                     elif isinstance(step, Wait):
                         step.bell.wait(step.until_s)
                     else:

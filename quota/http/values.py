@@ -20,7 +20,7 @@ def plain(value: object) -> Any:
     if value is None or isinstance(value, str | int):  # most of them
         return value
     if isinstance(value, datetime):
-        return (value if value.tzinfo is None else value.astimezone(UTC)).isoformat()
+        return (value if value.tzinfo in (None, UTC) else value.astimezone(UTC)).isoformat()
     if isinstance(value, Decimal):
         return format(value, "f")
     if isinstance(value, UUID | Path):
@@ -36,14 +36,18 @@ def plain(value: object) -> Any:
 
 def _made_plain(value: object) -> Any:
     """What the encoder asks for when it meets a value that JSON has not."""
+    if isinstance(value, datetime) and value.tzinfo is UTC:  # most of them
+        return value.isoformat()
     found = plain(value)
     if found is value:
         raise TypeError(f"a {type(value).__name__} is no JSON value")
     return found
 
 
-# Made once: json.dumps makes an encoder anew for every text that is not written by its defaults.
-_write = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_made_plain).encode
+# Made once: json.dumps makes an encoder anew where a text is not written by its defaults. No answer contains itself.
+_write = json.JSONEncoder(
+    ensure_ascii=False, check_circular=False, separators=(",", ":"), default=_made_plain
+).encode
 
 
 def written(value: object) -> str:

@@ -119,7 +119,7 @@ def test_every_write_is_logged_with_who_asked(api: Api) -> None:
     assert newest["before"] == {"frozen": None}
     assert newest["after"] == {"frozen": "runaway"}
     bad = api.request("GET", "/keys", headers={"X-Request-Id": 'x" onload=1'})
-    assert re.fullmatch(r"[0-9a-f-]{36}", bad.headers["X-Request-Id"])
+    assert re.fullmatch(r"[0-9a-f]{32}", bad.headers["X-Request-Id"])
 
 
 def test_a_change_of_several_things_is_one(api: Api) -> None:
