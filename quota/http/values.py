@@ -45,9 +45,7 @@ def _made_plain(value: object) -> Any:
 
 
 # Made once: json.dumps makes an encoder anew where a text is not written by its defaults. No answer contains itself.
-_write = json.JSONEncoder(
-    ensure_ascii=False, check_circular=False, separators=(",", ":"), default=_made_plain
-).encode
+_write = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=(",", ":"), default=_made_plain).encode
 
 
 def written(value: object) -> str:
