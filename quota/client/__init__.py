@@ -29,7 +29,7 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolClosed, PoolTi
 
 from quota.calls import Call, Reservation, Reserve, ReserveInTurn
 from quota.client import verbs
-from quota.client.attempts import Execute, Join, NoConnection, Plan, Result, Wait
+from quota.client.attempts import Done, Execute, Join, NoConnection, Plan, Result, Together, Wait
 from quota.client.connections import AsyncBoundConnection, BoundConnection, is_stale
 from quota.client.core import Core
 from quota.client.holds import AsyncHold, Hold
@@ -133,9 +133,9 @@ class Client(Core):
         try:
             step = next(plan)
             while True:
-                result: Result | None = None
+                result: Done | None = None
                 try:
-                    if isinstance(step, Execute):
+                    if isinstance(step, Execute | Together):
                         result = self._execute(step)
                     elif isinstance(step, Join):
                         futures.wait([step.other], timeout=max(0.0, step.deadline_s - time.monotonic()))
@@ -166,10 +166,12 @@ class Client(Core):
         seconds = self.timeout_s if timeout_s is None else float(timeout_s)
         return transact(self._borrowed, work, timeout_s=seconds, retries=self.retries)
 
-    def _execute(self, step: Execute) -> Result:
+    def _execute(self, step: Execute | Together) -> Done:
         pool: ConnectionPool[BoundConnection] = self._pools.get()
         connection = self._take(pool, step.deadline_s)
         try:
+            if isinstance(step, Together):
+                return step.results(connection.fetch_together(step.statements()))
             return Result(connection.fetch(step.statement, step.parameters), list(connection.warnings))
         finally:
             self._give_back(pool, connection)
@@ -279,14 +281,14 @@ class AsyncClient(Core):
         try:
             step = next(plan)
             while True:
-                result: Result | None = None
+                result: Done | None = None
                 try:
                     if isinstance(step, Join):
                         # A bell of one's own: who is cancelled here must not cancel what others wait for too.
                         bell = AsyncBell()
                         step.other.add_done_callback(bell.ring_from_anywhere)
                         await bell.wait(step.deadline_s)
-                    elif isinstance(step, Execute):
+                    elif isinstance(step, Execute | Together):
                         result = await self._execute(step)
                     elif isinstance(step, Wait):
                         await step.bell.wait(step.until_s)
@@ -300,7 +302,7 @@ class AsyncClient(Core):
             answer: A = stop.value
             return answer
 
-    async def _execute(self, step: Execute) -> Result:
+    async def _execute(self, step: Execute | Together) -> Done:
         pool: AsyncConnectionPool[AsyncBoundConnection] = self._pools.get(asyncio.get_running_loop())
         if pool.closed:
             await pool.open()
@@ -308,6 +310,8 @@ class AsyncClient(Core):
         try:
             connection.deadline_s = step.deadline_s
             connection.warnings.clear()
+            if isinstance(step, Together):
+                return step.results(await connection.fetch_together(step.statements()))
             rows = await connection.fetch(step.statement, step.parameters)
             return Result(rows, list(connection.warnings))
         finally:

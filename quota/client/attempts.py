@@ -9,27 +9,32 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import psycopg
 
 from quota.calls import Call, Row
+from quota.client.statements import Outcome
 from quota.errors import Fate, QuotaError, Unavailable, fate, from_database_error
 
 __all__ = [
+    "Done",
+    "Ended",
     "Execute",
     "Join",
     "NoConnection",
     "Pause",
     "Plan",
     "Result",
+    "Together",
     "TooLate",
     "Wait",
     "attempts",
     "pause_s",
+    "together",
     "uniform",
 ]
 
@@ -83,7 +88,34 @@ class Result(NamedTuple):
     warnings: list[str]
 
 
-Plan = Generator[Execute | Pause | Wait | Join, Any, A]
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Step: execute these on one connection, in one round trip and in order, each a transaction of its own.
+
+    Its result is a list: of each its `Result`, or psycopg's error.
+    """
+
+    steps: tuple[Execute, ...]
+
+    @property
+    def deadline_s(self) -> float:
+        """When the last of them must be done (of `time.monotonic`)."""
+        return max(step.deadline_s for step in self.steps)
+
+    def statements(self) -> list[tuple[str, dict[str, object]]]:
+        """Returns text and parameters of each."""
+        return [(step.statement, step.parameters) for step in self.steps]
+
+    @staticmethod
+    def results(outcomes: Sequence[Outcome]) -> list[Result | psycopg.Error]:
+        """Returns what the step's result is, made from what became of its statements."""
+        return [outcome if isinstance(outcome, psycopg.Error) else Result(*outcome) for outcome in outcomes]
+
+
+Done = Result | list[Result | psycopg.Error]
+"""What comes of `Execute`, and of `Together`."""
+
+Plan = Generator[Execute | Together | Pause | Wait | Join, Any, A]
 """Steps to an answer."""
 
 
@@ -151,6 +183,60 @@ def _raise_if_final(call: Call[Any], error: psycopg.Error, what_is_known: Fate, 
         if ours is None:
             raise error
         raise ours from error
+
+
+class Ended(NamedTuple):
+    """What came of one plan among several: its answer or its error, and whether it took one attempt only."""
+
+    outcome: Any
+    at_once: bool
+
+
+def together(plans: Sequence[Plan[Any]]) -> Plan[list[Ended]]:
+    """Plans several calls whose first attempts are one round trip; what is to be repeated goes on by itself afterwards.
+
+    Arguments: `plans`, of `attempts`. Result: what came of each, in their order; errors are values here.
+    """
+    if len(plans) == 1:
+        return [Ended((yield from _outcome(plans[0])), True)]
+    ended: list[Ended] = []
+    steps = tuple(cast("Execute", next(plan)) for plan in plans)
+    try:
+        results = yield Together(steps)
+    except BaseException as error:  # nothing was executed, or nobody knows: each plan decides
+        results = [error] * len(plans)
+    for plan, result in zip(plans, results, strict=True):
+        try:
+            step = plan.throw(result) if isinstance(result, BaseException) else plan.send(result)
+        except StopIteration as stop:
+            ended.append(Ended(stop.value, True))
+        except Exception as error:
+            ended.append(Ended(error, True))
+        else:
+            ended.append(Ended((yield from _outcome(_continued(plan, step))), False))
+    return ended
+
+
+def _continued(plan: Plan[A], step: Any) -> Plan[A]:
+    """A plan that has yielded `step` already."""
+    try:
+        while True:
+            try:
+                result = yield step
+            except BaseException as error:
+                step = plan.throw(error)
+            else:
+                step = plan.send(result)
+    except StopIteration as stop:
+        answer: A = stop.value
+        return answer
+
+
+def _outcome(plan: Plan[A]) -> Plan[A | Exception]:
+    try:
+        return (yield from plan)
+    except Exception as error:
+        return error
 
 
 def _what(call: Call[Any]) -> str:

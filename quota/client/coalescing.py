@@ -1,8 +1,9 @@
 """Concurrent calls gathered into batches: one statement and one commit for many callers, to each its own answer.
 
-A hot row does one commit after another, so that more writers only wait for each other. Here few batches are under way
-at a time; whoever calls meanwhile waits, and goes out together with the others when one of them comes back. While a
-batch may go, a call is sent at once: nobody waits for company, and there is no timer.
+A hot row does one commit after another, so that more writers only wait for each other. Here few rounds are under way
+at a time: a batch of each kind of call, in one round trip. Whoever calls meanwhile waits, and goes out together with
+the others when one of them comes back. While a round may go, a call is sent at once: nobody waits for company, and
+there is no timer.
 
 No I/O: a caller's plan waits (`Wait`), a flusher's plan executes batch after batch, and a client carries out both. What
 is promised to each caller:
@@ -25,7 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from quota.calls import Call, Release, ReleaseMany, Reservation, Reserve, ReserveMany, Row, Settle, SettleMany
-from quota.client.attempts import Pause, Plan, Wait, attempts
+from quota.client.attempts import Pause, Plan, Wait, attempts, together
 from quota.client.waiting import Bell
 from quota.errors import InvalidArgument, Unavailable
 
@@ -34,6 +35,7 @@ __all__ = ["MANY", "Batches", "Coalescer"]
 logger = logging.getLogger("quota.client")
 
 A = TypeVar("A")
+B = TypeVar("B")
 
 MANY: Mapping[type[Call[Any]], Callable[..., Call[list[Any]]]] = {
     Reserve: ReserveMany,
@@ -41,6 +43,10 @@ MANY: Mapping[type[Call[Any]], Callable[..., Call[list[Any]]]] = {
     Release: ReleaseMany,
 }
 """What is coalesced, and as what."""
+
+# Most batches, and most reads, of one round: their callers are answered together, when the last one has come back.
+_LANES = 4
+_READS = 8
 
 # A caller waits longer by this share of its time: a batch that fails at the same instant tells why, and whether it was
 # sent at all.
@@ -62,16 +68,20 @@ class _Member(Generic[A]):
     """One call on its way. To a batch it is a request whose parameters are known to be sendable.
 
     Fields: `sent`, it is under way or has been; `outcome`, the answer or the error; `given_up`, the caller has left and
-    wants no hold; `taken_over`, another call has named its id since.
+    wants no hold; `taken_over`, another call has named its id since; `then_answer`, that of the read that came along.
     """
 
     __slots__ = (
         "_parameters", "bell", "call", "deadline_s", "given_up", "id_is_ours", "key", "lane", "outcome", "sent",
-        "taken_over", "timeout_s",
+        "taken_over", "then", "then_answer", "timeout_s",
     )  # fmt: skip
 
-    def __init__(self, call: Call[A], timeout_s: float, bell: Bell | None, id_is_ours: bool) -> None:
+    def __init__(
+        self, call: Call[A], timeout_s: float, bell: Bell | None, id_is_ours: bool, then: Call[Any] | None = None
+    ) -> None:
         self.call = call
+        self.then = then
+        self.then_answer: Any = None
         self.timeout_s = timeout_s
         self.deadline_s = time.monotonic() + timeout_s
         self.bell = bell
@@ -89,6 +99,9 @@ class _Member(Generic[A]):
 
     def answer(self, rows: Sequence[Row]) -> A:
         return self.call.answer(rows)
+
+
+_Batch = list[_Member[Any]]
 
 
 class Coalescer:
@@ -130,7 +143,9 @@ class Coalescer:
 
     # -- callers -----------------------------------------------------------------------------------------------------
 
-    def asking(self, call: Call[A], *, timeout_s: float, id_is_ours: bool) -> Plan[A]:
+    def asking(
+        self, call: Call[A], *, timeout_s: float, id_is_ours: bool, then: Call[B] | None = None
+    ) -> Plan[tuple[A, B | None]]:
         """Plans a caller's part: to hand the call over, wait for its answer, and leave in time.
 
         Arguments:
@@ -138,11 +153,13 @@ class Coalescer:
             timeout_s: the caller's deadline in seconds.
             id_is_ours: nobody but this client knows the id. Then a hold that is granted after the deadline is released;
                 otherwise the caller may ask for it again, here or elsewhere.
+            then: a read, for after the call has taken effect. Equal ones of several callers are one.
 
-        Result: the plan of its answer. Errors: as of `attempts`; who leaves while the batch is under way is in doubt.
+        Result: both answers; None for the read when it could not be had in the same round trip: ask by itself.
+        Errors: as of `attempts`; who leaves while the batch is under way is in doubt.
         """
         bell = self._new_bell()
-        member = _Member(call, timeout_s, bell, id_is_ours)
+        member = _Member(call, timeout_s, bell, id_is_ours, then)
         try:
             self._add(member)
             yield Wait(bell, member.deadline_s + _GRACE * timeout_s)
@@ -156,7 +173,7 @@ class Coalescer:
         if member.outcome is None:
             where = "its batch is under way" if member.sent else "it has waited for other batches"
             raise Unavailable(f"quota.{call.function.name}: no answer within {timeout_s:g} s: {where}", member.sent)
-        return member.outcome
+        return member.outcome, member.then_answer
 
     def _add(self, member: _Member[Any]) -> None:
         with self._lock:
@@ -237,31 +254,32 @@ class Coalescer:
                 raise
 
     def _flushing(self) -> Plan[None]:
-        """Plans batch after batch, until nothing waits that may go."""
-        batch: list[_Member[Any]] = []
+        """Plans round after round of batches, until nothing waits that may go."""
+        batches: list[_Batch] = []
         try:
-            while batch := self._taken():
-                yield from self._sending(batch)
+            while batches := self._taken():
+                yield from self._sending(batches)
                 # Whoever has just been answered and asks again at once goes with the next one.
                 yield Pause(0)
         finally:
-            if batch:  # whoever carries this out was stopped
+            if batches:  # whoever carries this out was stopped
                 with self._lock:
                     self._flushers -= 1
-                rest = [member for member in batch if member.outcome is None]
+                rest = [member for batch in batches for member in batch if member.outcome is None]
                 self._finish(rest, [Unavailable("the batch was interrupted", True) for _ in rest])
 
-    def _taken(self) -> list[_Member[Any]]:
-        """Takes what goes next: the kind whose oldest call has waited longest."""
+    def _taken(self) -> list[_Batch]:
+        """Takes what goes next: of the kinds whose oldest calls have waited longest, what closes holds at first."""
         with self._lock:
-            for lane in sorted(self._waiting, key=lambda lane: next(iter(self._waiting[lane].values()))):
-                if batch := self._picked(self._waiting[lane]):
-                    sent, requests, largest = self.batches
-                    self.batches = Batches(sent + 1, requests + len(batch), max(largest, len(batch)))
-                    return batch
-            # Under the same lock: whoever comes a moment later has to know that nobody will look again.
-            self._flushers -= 1
-        return []
+            lanes = sorted(self._waiting, key=lambda lane: next(iter(self._waiting[lane].values())))
+            found = [batch for lane in lanes[:_LANES] if (batch := self._picked(self._waiting[lane]))]
+            for batch in found:
+                sent, requests, largest = self.batches
+                self.batches = Batches(sent + 1, requests + len(batch), max(largest, len(batch)))
+            if not found:
+                # Under the same lock: whoever comes a moment later has to know that nobody will look again.
+                self._flushers -= 1
+        return sorted(found, key=lambda batch: isinstance(batch[0].call, Reserve))
 
     def _picked(self, lane: dict[_Member[Any], int]) -> list[_Member[Any]]:
         now_s = time.monotonic()
@@ -274,26 +292,39 @@ class Coalescer:
             member.sent = True
         return picked
 
-    def _sending(self, members: list[_Member[Any]]) -> Plan[None]:
-        """Plans one batch. One that cannot even be read as a whole is halved, until only the culprit gets the error."""
-        latest = max(members, key=lambda member: member.deadline_s)
-        first = members[0].call
-        alone = len(members) == 1
-        call = first if alone else MANY[type(first)](members, tenant=members[0].key[0])
-        try:
-            answer = yield from attempts(
-                call, timeout_s=latest.timeout_s, retries=self._retries, deadline_s=latest.deadline_s
-            )
-        except Exception as error:  # whatever it is, callers wait for it
-            if isinstance(error, InvalidArgument) and not alone:
-                logger.info("a batch of %d is halved: %s", len(members), error)
-                half = len(members) // 2
-                yield from self._sending(members[:half])
-                yield from self._sending(members[half:])
+    def _sending(self, batches: Sequence[_Batch]) -> Plan[None]:
+        """Plans a round: every batch is a transaction of its own, and what is to be read then is read last.
+
+        A batch that cannot even be read as a whole is halved, until only the culprit gets the error.
+        """
+        reads = list(dict.fromkeys(m.then for batch in batches for m in batch if m.then is not None))[:_READS]
+        plans = [self._attempting(batch) for batch in batches]
+        plans += [attempts(read, timeout_s=self._timeout_s, retries=0) for read in reads]
+        ended = yield from together(plans)
+        found = {
+            read: one.outcome
+            for read, one in zip(reads, ended[len(batches) :], strict=True)
+            if not isinstance(one.outcome, Exception)
+        }
+        for batch, (outcome, at_once) in zip(batches, ended, strict=False):
+            if isinstance(outcome, InvalidArgument) and len(batch) > 1:
+                logger.info("a batch of %d is halved: %s", len(batch), outcome)
+                half = len(batch) // 2
+                yield from self._sending([batch[:half]])
+                yield from self._sending([batch[half:]])
+            elif isinstance(outcome, Exception):  # whatever it is, callers wait for it
+                self._finish(batch, [_own(outcome) for _ in batch])
             else:
-                self._finish(members, [_own(error) for _ in members])
-        else:
-            self._finish(members, [answer] if alone else answer)
+                if at_once:  # otherwise the read came before it
+                    for member in batch:
+                        member.then_answer = None if member.then is None else found.get(member.then)
+                self._finish(batch, [outcome] if len(batch) == 1 else outcome)
+
+    def _attempting(self, batch: _Batch) -> Plan[Any]:
+        latest = max(batch, key=lambda member: member.deadline_s)
+        first = batch[0].call
+        call = first if len(batch) == 1 else MANY[type(first)](batch, tenant=batch[0].key[0])
+        return attempts(call, timeout_s=latest.timeout_s, retries=self._retries, deadline_s=latest.deadline_s)
 
     def _finish(self, members: Sequence[_Member[Any]], outcomes: Sequence[Any]) -> None:
         """Hands each caller its own outcome."""

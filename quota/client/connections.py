@@ -19,7 +19,7 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Hashable, Mapping
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from typing import Any, Generic, Self, TypeVar
 
 import psycopg
@@ -27,7 +27,7 @@ from psycopg.rows import TupleRow
 
 from quota.calls import Row
 from quota.client.attempts import TooLate
-from quota.client.statements import Statements
+from quota.client.statements import Outcome, Statements
 
 __all__ = ["AsyncBoundConnection", "BoundConnection", "Failures", "PerProcess", "is_stale", "pool_options", "until"]
 
@@ -99,6 +99,10 @@ class BoundConnection(psycopg.Connection[TupleRow]):
         """Executes a statement of `quota.calls`; returns its rows."""
         return self.wait(self.statements.fetching(text, parameters))
 
+    def fetch_together(self, statements: Sequence[tuple[str, Mapping[str, object]]]) -> list[Outcome]:
+        """Executes statements in one round trip, each a transaction of its own; returns what became of each."""
+        return self.wait(self.statements.fetching_together(statements, self.warnings))
+
     def wait(self, gen: Generator[Any, Any, V], *args: Any, **kwargs: Any) -> V:
         """psycopg's, until the deadline."""
         return super().wait(until(gen, self.deadline_s), *args, **kwargs)
@@ -137,6 +141,10 @@ class AsyncBoundConnection(psycopg.AsyncConnection[TupleRow]):
     async def fetch(self, text: str, parameters: Mapping[str, object]) -> list[Row]:
         """Executes a statement of `quota.calls`; returns its rows."""
         return await self.wait(self.statements.fetching(text, parameters))
+
+    async def fetch_together(self, statements: Sequence[tuple[str, Mapping[str, object]]]) -> list[Outcome]:
+        """Executes statements in one round trip, each a transaction of its own; returns what became of each."""
+        return await self.wait(self.statements.fetching_together(statements, self.warnings))
 
     async def wait(self, gen: Generator[Any, Any, V], *args: Any, **kwargs: Any) -> V:
         """psycopg's, until the deadline."""

@@ -43,6 +43,7 @@ __all__ = ["Core"]
 logger = logging.getLogger("quota.client")
 
 A = TypeVar("A")
+B = TypeVar("B")
 
 # Reservations let through that nobody settles or releases must not fill the memory of a long outage.
 _BYPASSES_REMEMBERED = 100_000
@@ -175,12 +176,25 @@ class Core:
                 coalescer = self._coalescers.get(self._scope())
                 ours = id_is_ours or call is not asked
                 seconds = self._deadline_of(call, timeout_s)
-                return (yield from coalescer.asking(call, timeout_s=seconds, id_is_ours=ours))
+                return (yield from coalescer.asking(call, timeout_s=seconds, id_is_ours=ours))[0]
             return (yield from self.ask(call, timeout_s))
         except Unavailable as error:
             if self.fail_open and isinstance(call, Reserve | ReserveInTurn):
                 return cast("A", self._bypass(call, error))
             raise
+
+    def plan_with(self, call: Call[A], then: Call[B]) -> Plan[tuple[A, B | None]]:
+        """`plan` with a read that sees what the call has done, in the same round trip where calls are coalesced.
+
+        Arguments: `call`; `then`, the read.
+        Result: both answers; None for the read when it was not to be had that way: plan it by itself.
+        """
+        if self._closed or self._bypassed or not self._coalesce or type(call) not in MANY:
+            return (yield from self.plan(call)), None
+        identified = call.identified(uuid7)
+        seconds, ours = self._deadline_of(call, None), identified is not call
+        coalescer = self._coalescers.get(self._scope())
+        return (yield from coalescer.asking(identified, timeout_s=seconds, id_is_ours=ours, then=then))
 
     def ask(self, call: Call[A], timeout_s: Decimal | float | None = None, retries: int | None = None) -> Plan[A]:
         """Plans a call that only the database may answer, whatever `fail_open` says.

@@ -29,10 +29,11 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
+from quota import calls
 from quota.authentication import Remembered
-from quota.calls import Adjust, EnsureSubject, Extend, LimitsOf, LimitState, Release, Reservation, Reserve, Settle
+from quota.calls import Adjust, EnsureSubject, Extend, LimitsOf, LimitState, Release, Reservation, Reserve, Row, Settle
 from quota.client.attempts import Plan
 from quota.client.connections import PerProcess
 from quota.client.core import Core
@@ -94,6 +95,14 @@ class Snapshot:
         return found
 
 
+class _Look(LimitsOf):
+    """A look at the limits on a lineage: one for all who want it at the same moment."""
+
+    def answer(self, rows: Sequence[Row]) -> Snapshot:  # type: ignore[override]
+        """What was seen, in one piece."""
+        return Snapshot(super().answer(rows))
+
+
 class Meter:
     """Meters requests by a policy.
 
@@ -140,17 +149,26 @@ class Meter:
 
     def snapshot_of(self, identity: Identity, *, fresh: bool) -> Plan[Snapshot]:
         """Plans a look at the limits on a lineage; not `fresh`: as they were known lately, for their terms."""
-        key = (identity.tenant or self.client.tenant, identity.subject)
-        known = None if fresh else self._terms.find(key)
+        look = self._look(identity)
+        known = None if fresh else self._terms.find(look)
         if known is not None:
             return known
         asked_at_s = time.monotonic()
-        snapshot = yield from self._reads.sharing(key, lambda: self._looking(*key), asked_at_s + self.client.timeout_s)
-        self._terms.keep(key, snapshot, asked_at_s)
+        deadline_s = asked_at_s + self.client.timeout_s
+        snapshot = yield from self._reads.sharing(look, lambda: self.client.plan(look), deadline_s)
+        self._terms.keep(look, snapshot, asked_at_s)
         return snapshot
 
-    def _looking(self, tenant: str, subject: str) -> Plan[Snapshot]:
-        return Snapshot((yield from self.client.plan(LimitsOf(subject, tenant))))
+    def settling(self, settle: Settle, identity: Identity) -> Plan[Snapshot | None]:
+        """Plans a settlement, and a look at the limits after it; None when that did not come along."""
+        look, asked_at_s = self._look(identity), time.monotonic()
+        _, snapshot = yield from self.client.plan_with(settle, look)
+        if snapshot is not None:
+            self._terms.keep(look, snapshot, asked_at_s)
+        return snapshot
+
+    def _look(self, identity: Identity) -> calls.Call[Snapshot]:
+        return cast("calls.Call[Snapshot]", _Look(identity.subject, identity.tenant or self.client.tenant))
 
 
 class Call:
@@ -353,11 +371,13 @@ class Call:
         if length and self.request.method != "HEAD" and length[0].isdecimal():
             self._bytes = int(length[0])
         try:
+            snapshot: Snapshot | None = None
             if whole:
-                yield from self._settling("answered")
+                snapshot = yield from self._settling("answered", self.identity)
             elif self._reported is not None:
                 yield from self._returning()
-            snapshot = yield from self._meter.snapshot_of(self.identity, fresh=True)
+            if snapshot is None:
+                snapshot = yield from self._meter.snapshot_of(self.identity, fresh=True)
         except QuotaError as error:
             # The work is done and its answer goes out; closing tries once more.
             logger.warning("reservation %s: its balances are not told: %s", self.id, error)
@@ -401,14 +421,20 @@ class Call:
 
     # -- settling ------------------------------------------------------------------------------------------------------
 
-    def _settling(self, outcome: Outcome) -> Plan[None]:
+    def _settling(self, outcome: Outcome, teller: Identity | None = None) -> Plan[Snapshot | None]:
+        """Plans the settlement. `teller`: who is to be told what is left then, if that comes along with it."""
         if self._settled or self.route is None:
-            return
+            return None
         # What was sent once is what is sent again: a first attempt may have taken effect.
         if self._final is None:
             self._final = self._settlement(self.route, outcome)
-        yield from self._meter.client.plan(self._final)
+        snapshot = None
+        if teller is None:
+            yield from self._meter.client.plan(self._final)
+        else:
+            snapshot = yield from self._meter.settling(self._final, teller)
         self._settled, self._held = True, False
+        return snapshot
 
     def _settlement(self, route: Route, outcome: Outcome) -> Settle:
         if outcome == "answered" and (self._status >= 500 or self._status == 0):

@@ -17,9 +17,9 @@ from uuid import UUID
 
 import pytest
 
-from quota.calls import Release, Reservation, Reserve, ReserveMany, Settle
+from quota.calls import LimitsOf, Release, Reservation, Reserve, ReserveMany, Settle
 from quota.client import Client
-from quota.client.attempts import Execute, Pause, Plan, Result, Wait
+from quota.client.attempts import Done, Execute, Pause, Plan, Result, Together, Wait
 from quota.client.coalescing import Batches, Coalescer
 from quota.config import ConfigError
 from quota.errors import (
@@ -48,18 +48,22 @@ class Watched(Client):
         self.gate = threading.Event()
         self.gate.set()
         self.sent: list[Execute] = []
+        self.rounds: list[int] = []
         self.under_way = 0
         self.most_under_way = 0
         self._noting = threading.Lock()
 
-    def _execute(self, step: Execute) -> Result:
+    def _execute(self, step: Execute | Together) -> Done:
+        steps = step.steps if isinstance(step, Together) else (step,)
         with self._noting:
-            self.sent.append(step)
+            self.sent += steps
+            self.rounds.append(len(steps))
             self.under_way += 1
             self.most_under_way = max(self.most_under_way, self.under_way)
         try:
             self.gate.wait(PATIENCE_S)
-            self.before(step)
+            for one in steps:
+                self.before(one)
             return super()._execute(step)
         finally:
             with self._noting:
@@ -132,7 +136,7 @@ def test_a_call_is_sent_at_once_when_nothing_is_under_way() -> None:
     assert flusher.send(Result([{"state": "released", "replayed": False}], [])) == Pause(0)
     with pytest.raises(StopIteration) as answered:
         asking.send(None)
-    assert answered.value.value.state == "released"
+    assert answered.value.value[0].state == "released"
     # Whoever asks before the flusher has looked again goes with it; then it ends.
     next(coalescer.asking(Release(uuid7()), timeout_s=5, id_is_ours=False))
     assert len(started) == 1
@@ -212,6 +216,97 @@ def test_other_calls_and_other_tenants_go_their_own_way(watched: Watched, thread
         with pytest.raises(Exception, match="unknown_(reservation|tenant)"):
             one.result(PATIENCE_S)
     assert watched.functions[2:] == ["release", "release", "release_many"]
+
+
+def test_a_round_trip_takes_a_batch_of_each_kind_along(
+    watched: Watched, threads: ThreadPoolExecutor, observer: Connection
+) -> None:
+    """What closes holds goes first, so that what it gives back is there for the reserves."""
+    full = [held(watched.reserve("user:1", {"usd": CAPACITY // 2})) for _ in range(2)]
+    with gathering(watched, threads, 5):
+        more = [threads.submit(watched.reserve, "user:1", {"usd": 20}) for _ in range(2)]
+        eventually(lambda: watched.queued == 2)
+        closing = [threads.submit(watched.settle, one, {"usd": 5}) for one in full]
+        other = threads.submit(watched.call, Release(uuid7(), tenant="b"))
+    assert [one.result(PATIENCE_S).state for one in closing] == ["settled"] * 2
+    assert [one.result(PATIENCE_S).granted for one in more] == [True, True]
+    with pytest.raises(Exception, match="unknown_tenant"):
+        other.result(PATIENCE_S)
+    assert watched.functions[3:] == ["settle_many", "release", "reserve_many"]
+    assert watched.rounds == [1, 1, 1, 3]
+    assert books(observer) == (10, 40, 4)
+
+
+def test_a_read_that_comes_along_sees_what_was_done(watched: Watched, threads: ThreadPoolExecutor) -> None:
+    holds = [held(watched.reserve("user:1", {"usd": 1})) for _ in range(4)]
+    with gathering(watched, threads, 4):
+        told = [
+            threads.submit(watched.drive, watched.plan_with(Settle(one, {"usd": 1}), LimitsOf(subject)))
+            for one, subject in zip(holds, ("user:1", "user:1", "user:2", "user:none"), strict=True)
+        ]
+    answers = [one.result(PATIENCE_S) for one in told]
+    assert [answer.state for answer, _ in answers] == ["settled"] * 4
+    assert [None if read is None else [state.spent for state in read] for _, read in answers] == [[4], [4], [0], None]
+    assert answers[0][1] is answers[1][1]  # one read for both
+    assert watched.functions[5:] == ["settle_many", "limits_of", "limits_of", "limits_of"]
+
+
+def test_only_some_reads_come_along(watched: Watched, threads: ThreadPoolExecutor) -> None:
+    subjects = ["user:1", *(f"user:none{n}" for n in range(20)), "user:2"]
+    holds = [held(watched.reserve("user:1", {"usd": 1})) for _ in subjects]
+    with gathering(watched, threads, len(subjects)):
+        told = []
+        for one, subject in zip(holds, subjects, strict=True):
+            told.append(threads.submit(watched.drive, watched.plan_with(Settle(one), LimitsOf(subject))))
+            eventually(lambda: watched.queued == len(told))
+    found = [one.result(PATIENCE_S)[1] is not None for one in told]
+    assert found == [True] + [False] * 21
+    assert watched.functions.count("limits_of") == 8
+
+
+def test_a_read_is_not_told_when_its_batch_was_repeated(
+    watched: Watched, threads: ThreadPoolExecutor, observer: Connection
+) -> None:
+    """The read came before the attempt that took effect: it would tell what was before."""
+    one, two = (held(watched.reserve("user:1", {"usd": 1})) for _ in range(2))
+    observer.execute("CREATE SEQUENCE public.attempts; GRANT ALL ON SEQUENCE public.attempts TO PUBLIC")
+    observer.execute(
+        """CREATE FUNCTION public.fail_once() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+            IF nextval('public.attempts') = 1 THEN RAISE EXCEPTION 'once' USING ERRCODE = '40001'; END IF;
+            RETURN NULL;
+        END $$"""
+    )
+    observer.execute(
+        """CREATE TRIGGER fail_once AFTER UPDATE ON quota_internal.reservations
+           FOR EACH STATEMENT EXECUTE FUNCTION public.fail_once()"""
+    )
+    with gathering(watched, threads, 3):
+        told = [
+            threads.submit(watched.drive, watched.plan_with(Settle(known, {"usd": 1}), LimitsOf("user:1")))
+            for known in (one, two)
+        ]
+        beside = threads.submit(watched.reserve, "user:2", {"usd": 1})
+    assert [one.result(PATIENCE_S)[0].state for one in told] == ["settled"] * 2
+    assert [one.result(PATIENCE_S)[1] for one in told] == [None, None]
+    assert beside.result(PATIENCE_S).granted
+    assert watched.functions[3:] == ["settle_many", "reserve", "limits_of", "settle_many"]
+    assert books(observer) == (2, 0, 3)
+
+
+def test_a_round_trip_that_is_never_answered_leaves_everybody_in_doubt(
+    proxy: Proxy, threads: ThreadPoolExecutor
+) -> None:
+    with Watched(proxy.url, timeout_s=5) as client:
+        known = held(client.reserve("user:1", {"usd": 1}))
+        with gathering(client, threads, 2):
+            closing = threads.submit(client.drive, client.plan_with(Settle(known), LimitsOf("user:1")))
+            asking = threads.submit(client.reserve, "user:2", {"usd": 1})
+            client.before = lambda step: proxy.frozen.set() if "settle" in step.statement else None
+        for one in (closing, asking):
+            with pytest.raises(Unavailable) as caught:
+                one.result(PATIENCE_S)
+            assert caught.value.in_doubt
 
 
 def test_few_batches_are_under_way(ledger: str, threads: ThreadPoolExecutor, observer: Connection) -> None:

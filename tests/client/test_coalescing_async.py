@@ -11,7 +11,7 @@ import pytest
 
 from quota.calls import Release, Reserve
 from quota.client import AsyncClient
-from quota.client.attempts import Execute, Result
+from quota.client.attempts import Done, Execute, Together
 from quota.client.coalescing import Batches
 from quota.errors import Unavailable, UnknownReservation, UnknownSubject
 from quota.ids import uuid7
@@ -29,8 +29,9 @@ class Watched(AsyncClient):
         self.gate.set()
         self.functions: list[str] = []
 
-    async def _execute(self, step: Execute) -> Result:
-        self.functions.append(step.statement.partition("quota.")[2].partition("(")[0])
+    async def _execute(self, step: Execute | Together) -> Done:
+        for one in step.steps if isinstance(step, Together) else (step,):
+            self.functions.append(one.statement.partition("quota.")[2].partition("(")[0])
         await self.gate.wait()
         return await super()._execute(step)
 

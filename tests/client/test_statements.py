@@ -76,3 +76,63 @@ def test_a_transaction_that_fails_leaves_what_is_prepared(ledger: str) -> None:
             assert client.balance("user:1")
             with pytest.raises(UnknownSubject):
                 client.transact(fail)
+
+
+# -- several in one round trip ---------------------------------------------------------------------------------------
+
+
+def rows(outcome: object) -> object:
+    assert isinstance(outcome, tuple), outcome
+    return outcome[0]
+
+
+def test_statements_that_go_together_are_transactions_of_their_own_in_order(connection: BoundConnection) -> None:
+    connection.execute("CREATE TEMPORARY TABLE seen (a integer PRIMARY KEY)")
+    add = "INSERT INTO seen VALUES (%(a)s::integer) RETURNING a"
+    nothing: dict[str, object] = {}
+    count = ("SELECT count(*) AS n FROM seen", nothing)
+    for round_trip in range(5):  # prepared from the third on
+        first, again, one, two = connection.fetch_together([
+            (add, {"a": round_trip}), (add, {"a": round_trip}), count, ("SELECT %(t)s::text AS t", {"t": "x"}),
+        ])  # fmt: skip
+        assert rows(first) == [{"a": round_trip}]
+        assert isinstance(again, psycopg.errors.UniqueViolation)
+        assert (rows(one), rows(two)) == ([{"n": round_trip + 1}], [{"t": "x"}])
+    (row,) = connection.fetch(PREPARED, {})
+    assert row["found"] >= 3
+
+
+def test_what_cannot_be_sent_keeps_nothing_else_back(connection: BoundConnection) -> None:
+    text = "SELECT %(t)s::text AS t"
+    before, bad, after = connection.fetch_together([(text, {"t": "a"}), (text, {"t": "a\0b"}), (text, {"t": "c"})])
+    assert isinstance(bad, psycopg.DataError)
+    assert (rows(before), rows(after)) == ([{"t": "a"}], [{"t": "c"}])
+    assert connection.fetch("SELECT 1 AS n", {}) == [{"n": 1}]
+
+
+def test_warnings_belong_to_the_statement_that_gave_them(connection: BoundConnection) -> None:
+    connection.execute(
+        "CREATE FUNCTION pg_temp.warn(text) RETURNS integer LANGUAGE plpgsql AS"
+        " $$ BEGIN IF $1 <> '' THEN RAISE WARNING '%', $1; END IF; RETURN 1; END $$"
+    )
+    text = "SELECT pg_temp.warn(%(t)s::text) AS n"
+    outcomes = connection.fetch_together([(text, {"t": told}) for told in ("one", "", "three")])
+    assert outcomes == [([{"n": 1}], ["one"]), ([{"n": 1}], []), ([{"n": 1}], ["three"])]
+    assert connection.warnings == []
+
+
+def test_a_lost_connection_leaves_the_answers_that_have_come(connection: BoundConnection) -> None:
+    outcomes = connection.fetch_together([
+        ("SELECT 1 AS n", {}), ("SELECT pg_terminate_backend(pg_backend_pid()) AS gone", {}), ("SELECT 2 AS n", {}),
+    ])  # fmt: skip
+    assert rows(outcomes[0]) == [{"n": 1}]
+    assert all(isinstance(outcome, psycopg.OperationalError) for outcome in outcomes[1:])
+    assert connection.closed
+
+
+def test_large_statements_go_together(connection: BoundConnection) -> None:
+    """Both sides send before they have read: nobody waits for the other."""
+    text = "x" * (16 << 20)
+    for _ in range(2):
+        outcomes = connection.fetch_together([("SELECT %(a)s::text AS a", {"a": text})] * 3)
+        assert [rows(outcome) for outcome in outcomes] == [[{"a": text}]] * 3

@@ -61,7 +61,8 @@ def reported(client: Client, route: str) -> dict[str, Any]:
 def told(books: Books, route: str) -> list[tuple[Any, ...]]:
     """How often refusals of a route were told, and of how many calls."""
     return books.connection.execute(
-        "SELECT reason, limit_subject, limit_name, refused, retried FROM quota.model_refusals WHERE route = %s",
+        "SELECT reason, limit_subject, limit_name, refused, retried FROM quota.model_refusals WHERE route = %s"
+        " ORDER BY refused",
         (route,),
     ).fetchall()
 
