@@ -110,7 +110,7 @@ class Coalescer:
     Arguments:
         start: has somebody carry out a plan beside whoever calls; `RuntimeError` when that cannot be.
         new_bell: makes what a caller waits for.
-        batches_in_flight: most batches under way at a time, of all kinds together.
+        batches_in_flight: most rounds of batches under way at a time.
         batch_max: most calls in a batch.
         retries: how often a batch may be repeated.
         timeout_s: deadline, in seconds, of a release that nobody waits for.

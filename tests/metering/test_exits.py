@@ -12,6 +12,7 @@ import pytest
 from quota import AsyncClient
 from quota.calls import SetLimit
 from quota.client import run
+from quota.client.attempts import Execute, Together
 from quota.integrations.asgi import MeteringMiddleware
 from quota.metering import Policy, Route, fixed
 from tests.metering.kit import Books, Gateway, asgi_app
@@ -80,6 +81,31 @@ def test_a_cancelled_task_leaves_no_hold(stream: bool, serve: Callable[..., Gate
         gateway.ask(query="cost=40&fail=cancel" + "&stream=1" * stream, headers=books.key)
         assert books.last()["details"]["outcome"] == ("gone" if stream else "answered")
         assert (books.spent(), books.reserved()) == (40, 0)
+
+
+def test_a_coalesced_call_takes_two_round_trips(
+    serve: Callable[..., Gateway], books: Books, beside: Connection
+) -> None:
+    """The look at the balances goes with the settlement and comes after it; a refusal's terms are known from it."""
+    gateway = serve(Policy(), coalesce=True)
+    gateway.meter._terms.seconds = 3600
+    sent: list[list[str]] = []
+    execute = gateway.meter.client._execute
+
+    def spy(step: Execute | Together) -> Any:
+        steps = step.steps if isinstance(step, Together) else (step,)
+        sent.append([one.statement.partition("quota.")[2].partition("(")[0] for one in steps])
+        return execute(step)
+
+    gateway.meter.client._execute = spy
+    answer = gateway.ask(query="cost=40", headers=books.key)
+    assert sent == [["verify_key"], ["reserve"], ["settle", "limits_of"]]
+    assert '"hourly";r=1999960' in answer.headers["ratelimit"]
+    assert (books.spent(), books.reserved()) == (40, 0)
+    sent.clear()
+    run(beside, SetLimit(books.subject, "hourly", "cost", "budget", 320, period="1 hour"))
+    assert gateway.ask(query="cost=40", headers=books.key).status == 429
+    assert sent == [["reserve"]]
 
 
 def test_a_stream_keeps_its_slot_until_its_end_and_no_more_than_its_cost(
