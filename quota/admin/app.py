@@ -85,10 +85,20 @@ class _NoSessions(SessionInterface):
 
 
 class _Application(OpenAPI):
+    """Flask without what it looks for around every request and what is never there."""
+
     session_interface = _NoSessions()
 
+    def preprocess_request(self) -> None:
+        """What is done before a request: no blueprint has more."""
+        _admit(self)
+
+    def process_response(self, response: Response) -> Response:
+        """What is done after it: nothing; headers that all have are the `Front`'s."""
+        return response
+
     def ensure_sync(self, func: Callable[..., Any]) -> Callable[..., Any]:
-        """Nothing here is a coroutine, so nobody looks for one with every call."""
+        """Nothing here is a coroutine."""
         return func
 
 
@@ -143,7 +153,6 @@ def create_app(
         app.register_api(noun)
     app.register_blueprint(document.views)
     app.extensions["quota.document"] = document.text(app)
-    app.before_request(functools.partial(_admit, app))
     app.register_error_handler(Problem, _problem)
     app.register_error_handler(QuotaError, _known)
     app.register_error_handler(HTTPException, _http)

@@ -168,7 +168,7 @@ class Client(Core):
 
     def _execute(self, step: Execute | Together) -> Done:
         pool: ConnectionPool[BoundConnection] = self._pools.get()
-        connection = self._take(pool, step.deadline_s)
+        connection = self._take(pool, step.deadline_s, look=step.look)
         try:
             if isinstance(step, Together):
                 return step.results(connection.fetch_together(step.statements()))
@@ -185,13 +185,13 @@ class Client(Core):
         finally:
             self._give_back(pool, connection)
 
-    def _take(self, pool: ConnectionPool[BoundConnection], deadline_s: float) -> BoundConnection:
+    def _take(self, pool: ConnectionPool[BoundConnection], deadline_s: float, *, look: bool = True) -> BoundConnection:
         while True:
             try:
                 connection = pool.getconn(deadline_s - time.monotonic())
             except (PoolTimeout, PoolClosed) as error:
                 raise NoConnection(self._why_no_connection()) from error
-            if not is_stale(connection):
+            if not (look and is_stale(connection)):
                 connection.deadline_s = deadline_s
                 connection.warnings.clear()
                 return connection
@@ -306,7 +306,7 @@ class AsyncClient(Core):
         pool: AsyncConnectionPool[AsyncBoundConnection] = self._pools.get(asyncio.get_running_loop())
         if pool.closed:
             await pool.open()
-        connection = await self._take(pool, step.deadline_s)
+        connection = await self._take(pool, step.deadline_s, look=step.look)
         try:
             connection.deadline_s = step.deadline_s
             connection.warnings.clear()
@@ -321,13 +321,15 @@ class AsyncClient(Core):
                 # Shielded: a connection that a cancellation keeps from its pool is lost to it for ever.
                 await asyncio.shield(self._in_background(pool.putconn(connection)))
 
-    async def _take(self, pool: AsyncConnectionPool[AsyncBoundConnection], deadline_s: float) -> AsyncBoundConnection:
+    async def _take(
+        self, pool: AsyncConnectionPool[AsyncBoundConnection], deadline_s: float, *, look: bool
+    ) -> AsyncBoundConnection:
         while True:
             try:
                 connection = await pool.getconn(deadline_s - time.monotonic())
             except (PoolTimeout, PoolClosed) as error:
                 raise NoConnection(self._why_no_connection()) from error
-            if not is_stale(connection):
+            if not (look and is_stale(connection)):
                 return connection
             await connection.close()
             await pool.putconn(connection)

@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar, cast
 
 import psycopg
@@ -51,11 +51,15 @@ uniform = random.SystemRandom().uniform
 
 @dataclass(frozen=True, slots=True)
 class Execute:
-    """Step: execute this statement on some connection, and be done by `deadline_s` (of `time.monotonic`)."""
+    """Step: execute this statement on some connection, and be done by `deadline_s` (of `time.monotonic`).
+
+    `look`: take a connection only after a look at whether the server has closed it while it lay idle.
+    """
 
     statement: str
     parameters: dict[str, object]
     deadline_s: float
+    look: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,11 @@ class Together:
         """When the last of them must be done (of `time.monotonic`)."""
         return max(step.deadline_s for step in self.steps)
 
+    @property
+    def look(self) -> bool:
+        """As of `Execute`."""
+        return any(step.look for step in self.steps)
+
     def statements(self) -> list[tuple[str, dict[str, object]]]:
         """Returns text and parameters of each."""
         return [(step.statement, step.parameters) for step in self.steps]
@@ -142,7 +151,8 @@ def attempts(call: Call[A], *, timeout_s: float, retries: int, deadline_s: float
     Errors: whatever `Misuse` the database reports; `Unavailable` when time or retries have run out.
     """
     deadline_s = time.monotonic() + timeout_s if deadline_s is None else deadline_s
-    step = Execute(call.statement, call.parameters(), deadline_s)
+    # A read that meets a connection which is gone is simply read again, if it may be.
+    step = Execute(call.statement, call.parameters(), deadline_s, look=call.writes or not retries)
     in_doubt = False
     for attempt in range(retries + 1):
         try:
@@ -166,6 +176,8 @@ def attempts(call: Call[A], *, timeout_s: float, retries: int, deadline_s: float
         if attempt == retries or time.monotonic() + seconds >= deadline_s:
             break
         logger.info("%s: repeated (attempt %d failed: %s)", _what(call), attempt + 1, problem)
+        if not step.look:
+            step = replace(step, look=True)
         yield Pause(seconds)
     raise Unavailable(f"{_what(call)}: given up after {attempt + 1} attempts: {problem}", in_doubt)
 

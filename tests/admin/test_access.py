@@ -44,6 +44,12 @@ def test_every_route_declares_who_may_call_it() -> None:
     assert {name(route) for route in api_routes()} == OWNER | WORKER
 
 
+def test_nothing_waits_for_hooks_that_are_not_called() -> None:
+    """The application calls `_admit` before a request and nothing after it: what Flask would call has to be empty."""
+    app = application()
+    assert not any((app.before_request_funcs, app.after_request_funcs, app.url_value_preprocessors))
+
+
 def test_a_route_without_a_declaration_is_closed() -> None:
     app = application()
     with app.test_request_context("/docs"):

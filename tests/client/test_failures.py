@@ -156,6 +156,21 @@ def test_sessions_ended_while_idle_cost_no_attempt(ledger: str, observer: Connec
     assert books(observer) == (0, 5, 5)
 
 
+@pytest.mark.parametrize("retries", [0, 1])
+def test_sessions_ended_while_idle_are_found_by_reads_too(ledger: str, observer: Connection, retries: int) -> None:
+    """A read looks before it takes a connection, or finds out by itself and looks then: one attempt is enough."""
+    with Client(ledger, retries=retries, timeout_s=30) as client:
+        with ThreadPoolExecutor(4) as threads, standing_in_the_way(ledger):
+            several = [threads.submit(client.reserve, "user:1", {"usd": 1}) for _ in range(4)]
+            eventually(lambda: len(waiting(observer)) == 4)
+        assert all(one.result().granted for one in several)
+        observer.execute(
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND application_name = 'quota'"
+        )
+        assert [row.reserved for row in client.balance("user:1")] == [4]
+
+
 @pytest.mark.parametrize("kind", ["reserve", "record"])
 def test_a_session_killed_in_the_middle_is_repeated_with_the_same_id(
     client: Client, ledger: str, observer: Connection, kind: str
