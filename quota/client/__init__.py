@@ -89,7 +89,7 @@ class Client(Core):
             `docs/operating.md`. Nothing of what a call means changes, but that a reserve whose caller has left by its
             deadline or a cancellation cannot be called back; the hold is released when it turns out granted. (An
             exception is an id of the caller's own after its deadline: ask for the same id again, or let it expire.)
-        batches_in_flight: most rounds of batches under way at a time; each takes a connection.
+        batches_in_flight: most batches under way at a time; each takes a connection.
         batch_max: most calls in a batch, at most 10,000.
 
     Errors: `ConfigError` for arguments that cannot mean anything, or no URL. The first call connects, nothing before.

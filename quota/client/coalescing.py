@@ -1,9 +1,8 @@
 """Concurrent calls gathered into batches: one statement and one commit for many callers, to each its own answer.
 
-A hot row does one commit after another, so that more writers only wait for each other. Here few rounds are under way
-at a time: a batch of each kind of call, in one round trip. Whoever calls meanwhile waits, and goes out together with
-the others when one of them comes back. While a round may go, a call is sent at once: nobody waits for company, and
-there is no timer.
+A hot row does one commit after another, so that more writers only wait for each other. Here few batches are under way
+at a time; whoever calls meanwhile waits, and goes out together with the others when one of them comes back. While a
+batch may go, a call is sent at once: nobody waits for company, and there is no timer.
 
 No I/O: a caller's plan waits (`Wait`), a flusher's plan executes batch after batch, and a client carries out both. What
 is promised to each caller:
@@ -44,8 +43,7 @@ MANY: Mapping[type[Call[Any]], Callable[..., Call[list[Any]]]] = {
 }
 """What is coalesced, and as what."""
 
-# Most batches, and most reads, of one round: their callers are answered together, when the last one has come back.
-_LANES = 4
+# Most reads that go with a batch: its callers are answered when the last one has come back.
 _READS = 8
 
 # A caller waits longer by this share of its time: a batch that fails at the same instant tells why, and whether it was
@@ -110,7 +108,7 @@ class Coalescer:
     Arguments:
         start: has somebody carry out a plan beside whoever calls; `RuntimeError` when that cannot be.
         new_bell: makes what a caller waits for.
-        batches_in_flight: most rounds of batches under way at a time.
+        batches_in_flight: most batches under way at a time, of all kinds together.
         batch_max: most calls in a batch.
         retries: how often a batch may be repeated.
         timeout_s: deadline, in seconds, of a release that nobody waits for.
@@ -254,32 +252,31 @@ class Coalescer:
                 raise
 
     def _flushing(self) -> Plan[None]:
-        """Plans round after round of batches, until nothing waits that may go."""
-        batches: list[_Batch] = []
+        """Plans batch after batch, until nothing waits that may go."""
+        batch: _Batch = []
         try:
-            while batches := self._taken():
-                yield from self._sending(batches)
+            while batch := self._taken():
+                yield from self._sending(batch)
                 # Whoever has just been answered and asks again at once goes with the next one.
                 yield Pause(0)
         finally:
-            if batches:  # whoever carries this out was stopped
+            if batch:  # whoever carries this out was stopped
                 with self._lock:
                     self._flushers -= 1
-                rest = [member for batch in batches for member in batch if member.outcome is None]
+                rest = [member for member in batch if member.outcome is None]
                 self._finish(rest, [Unavailable("the batch was interrupted", True) for _ in rest])
 
-    def _taken(self) -> list[_Batch]:
-        """Takes what goes next: of the kinds whose oldest calls have waited longest, what closes holds at first."""
+    def _taken(self) -> _Batch:
+        """Takes what goes next: the kind whose oldest call has waited longest."""
         with self._lock:
-            lanes = sorted(self._waiting, key=lambda lane: next(iter(self._waiting[lane].values())))
-            found = [batch for lane in lanes[:_LANES] if (batch := self._picked(self._waiting[lane]))]
-            for batch in found:
-                sent, requests, largest = self.batches
-                self.batches = Batches(sent + 1, requests + len(batch), max(largest, len(batch)))
-            if not found:
-                # Under the same lock: whoever comes a moment later has to know that nobody will look again.
-                self._flushers -= 1
-        return sorted(found, key=lambda batch: isinstance(batch[0].call, Reserve))
+            for lane in sorted(self._waiting, key=lambda lane: next(iter(self._waiting[lane].values()))):
+                if batch := self._picked(self._waiting[lane]):
+                    sent, requests, largest = self.batches
+                    self.batches = Batches(sent + 1, requests + len(batch), max(largest, len(batch)))
+                    return batch
+            # Under the same lock: whoever comes a moment later has to know that nobody will look again.
+            self._flushers -= 1
+        return []
 
     def _picked(self, lane: dict[_Member[Any], int]) -> list[_Member[Any]]:
         now_s = time.monotonic()
@@ -292,33 +289,28 @@ class Coalescer:
             member.sent = True
         return picked
 
-    def _sending(self, batches: Sequence[_Batch]) -> Plan[None]:
-        """Plans a round: every batch is a transaction of its own, and what is to be read then is read last.
+    def _sending(self, batch: _Batch) -> Plan[None]:
+        """Plans one batch, and in the same round trip what is to be read after it: reads wait for nobody's locks.
 
         A batch that cannot even be read as a whole is halved, until only the culprit gets the error.
         """
-        reads = list(dict.fromkeys(m.then for batch in batches for m in batch if m.then is not None))[:_READS]
-        plans = [self._attempting(batch) for batch in batches]
+        reads = list(dict.fromkeys(member.then for member in batch if member.then is not None))[:_READS]
+        plans = [self._attempting(batch)]
         plans += [attempts(read, timeout_s=self._timeout_s, retries=0) for read in reads]
-        ended = yield from together(plans)
-        found = {
-            read: one.outcome
-            for read, one in zip(reads, ended[len(batches) :], strict=True)
-            if not isinstance(one.outcome, Exception)
-        }
-        for batch, (outcome, at_once) in zip(batches, ended, strict=False):
-            if isinstance(outcome, InvalidArgument) and len(batch) > 1:
-                logger.info("a batch of %d is halved: %s", len(batch), outcome)
-                half = len(batch) // 2
-                yield from self._sending([batch[:half]])
-                yield from self._sending([batch[half:]])
-            elif isinstance(outcome, Exception):  # whatever it is, callers wait for it
-                self._finish(batch, [_own(outcome) for _ in batch])
-            else:
-                if at_once:  # otherwise the read came before it
-                    for member in batch:
-                        member.then_answer = None if member.then is None else found.get(member.then)
-                self._finish(batch, [outcome] if len(batch) == 1 else outcome)
+        (outcome, at_once), *read_ended = yield from together(plans)
+        if isinstance(outcome, InvalidArgument) and len(batch) > 1:
+            logger.info("a batch of %d is halved: %s", len(batch), outcome)
+            half = len(batch) // 2
+            yield from self._sending(batch[:half])
+            yield from self._sending(batch[half:])
+        elif isinstance(outcome, Exception):  # whatever it is, callers wait for it
+            self._finish(batch, [_own(outcome) for _ in batch])
+        else:
+            answers = [None if isinstance(one.outcome, Exception) else one.outcome for one in read_ended]
+            found = dict(zip(reads, answers, strict=True)) if at_once else {}  # otherwise they came before it
+            for member in batch:
+                member.then_answer = None if member.then is None else found.get(member.then)
+            self._finish(batch, [outcome] if len(batch) == 1 else outcome)
 
     def _attempting(self, batch: _Batch) -> Plan[Any]:
         latest = max(batch, key=lambda member: member.deadline_s)

@@ -218,23 +218,23 @@ def test_other_calls_and_other_tenants_go_their_own_way(watched: Watched, thread
     assert watched.functions[2:] == ["release", "release", "release_many"]
 
 
-def test_a_round_trip_takes_a_batch_of_each_kind_along(
-    watched: Watched, threads: ThreadPoolExecutor, observer: Connection
+def test_no_batch_waits_for_the_locks_of_another(
+    ledger: str, threads: ThreadPoolExecutor, observer: Connection
 ) -> None:
-    """What closes holds goes first, so that what it gives back is there for the reserves."""
-    full = [held(watched.reserve("user:1", {"usd": CAPACITY // 2})) for _ in range(2)]
-    with gathering(watched, threads, 5):
-        more = [threads.submit(watched.reserve, "user:1", {"usd": 20}) for _ in range(2)]
-        eventually(lambda: watched.queued == 2)
-        closing = [threads.submit(watched.settle, one, {"usd": 5}) for one in full]
-        other = threads.submit(watched.call, Release(uuid7(), tenant="b"))
-    assert [one.result(PATIENCE_S).state for one in closing] == ["settled"] * 2
-    assert [one.result(PATIENCE_S).granted for one in more] == [True, True]
-    with pytest.raises(Exception, match="unknown_tenant"):
-        other.result(PATIENCE_S)
-    assert watched.functions[3:] == ["settle_many", "release", "reserve_many"]
-    assert watched.rounds == [1, 1, 1, 3]
-    assert books(observer) == (10, 40, 4)
+    """Whatever is queued at one moment: an answer goes to its caller before the next batch may have to wait."""
+    with Watched(ledger) as client:
+        with gathering(client, threads, 2):
+            closing = threads.submit(client.release, uuid7())
+            eventually(lambda: client.queued == 1)
+            asking = threads.submit(client.reserve, "user:1", {"usd": 1})
+            way = ExitStack()
+            way.enter_context(standing_in_the_way(ledger))
+        with way:
+            with pytest.raises(UnknownReservation):
+                closing.result(PATIENCE_S)
+            eventually(lambda: bool(waiting(observer)))
+            assert not asking.done()
+        assert asking.result(PATIENCE_S).granted
 
 
 def test_a_read_that_comes_along_sees_what_was_done(watched: Watched, threads: ThreadPoolExecutor) -> None:
@@ -281,32 +281,24 @@ def test_a_read_is_not_told_when_its_batch_was_repeated(
         """CREATE TRIGGER fail_once AFTER UPDATE ON quota_internal.reservations
            FOR EACH STATEMENT EXECUTE FUNCTION public.fail_once()"""
     )
-    with gathering(watched, threads, 3):
+    with gathering(watched, threads, 2):
         told = [
             threads.submit(watched.drive, watched.plan_with(Settle(known, {"usd": 1}), LimitsOf("user:1")))
             for known in (one, two)
         ]
-        beside = threads.submit(watched.reserve, "user:2", {"usd": 1})
     assert [one.result(PATIENCE_S)[0].state for one in told] == ["settled"] * 2
     assert [one.result(PATIENCE_S)[1] for one in told] == [None, None]
-    assert beside.result(PATIENCE_S).granted
-    assert watched.functions[3:] == ["settle_many", "reserve", "limits_of", "settle_many"]
-    assert books(observer) == (2, 0, 3)
+    assert watched.functions[3:] == ["settle_many", "limits_of", "settle_many"]
+    assert books(observer) == (2, 0, 2)
 
 
-def test_a_round_trip_that_is_never_answered_leaves_everybody_in_doubt(
-    proxy: Proxy, threads: ThreadPoolExecutor
-) -> None:
+def test_a_round_trip_that_is_never_answered_leaves_its_caller_in_doubt(proxy: Proxy) -> None:
     with Watched(proxy.url, timeout_s=5) as client:
         known = held(client.reserve("user:1", {"usd": 1}))
-        with gathering(client, threads, 2):
-            closing = threads.submit(client.drive, client.plan_with(Settle(known), LimitsOf("user:1")))
-            asking = threads.submit(client.reserve, "user:2", {"usd": 1})
-            client.before = lambda step: proxy.frozen.set() if "settle" in step.statement else None
-        for one in (closing, asking):
-            with pytest.raises(Unavailable) as caught:
-                one.result(PATIENCE_S)
-            assert caught.value.in_doubt
+        client.before = lambda step: proxy.frozen.set() if "settle" in step.statement else None
+        with pytest.raises(Unavailable) as caught:
+            client.drive(client.plan_with(Settle(known), LimitsOf("user:1")))
+        assert caught.value.in_doubt
 
 
 def test_few_batches_are_under_way(ledger: str, threads: ThreadPoolExecutor, observer: Connection) -> None:
