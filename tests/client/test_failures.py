@@ -142,16 +142,21 @@ def test_a_pool_that_is_busy(ledger: str, observer: Connection) -> None:
 # -- connections lost ------------------------------------------------------------------------------------------------
 
 
+def end_idle_sessions(client: Client, ledger: str, observer: Connection) -> None:
+    """Four holds by four sessions at once; then the server ends all of them."""
+    with ThreadPoolExecutor(4) as threads, standing_in_the_way(ledger):
+        several = [threads.submit(client.reserve, "user:1", {"usd": 1}) for _ in range(4)]
+        eventually(lambda: len(waiting(observer)) == 4)
+    assert all(one.result().granted for one in several)
+    observer.execute(
+        "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND application_name = 'quota'"
+    )
+
+
 def test_sessions_ended_while_idle_cost_no_attempt(ledger: str, observer: Connection) -> None:
     with Client(ledger, retries=0, timeout_s=30) as client:
-        with ThreadPoolExecutor(4) as threads, standing_in_the_way(ledger):
-            several = [threads.submit(client.reserve, "user:1", {"usd": 1}) for _ in range(4)]
-            eventually(lambda: len(waiting(observer)) == 4)
-        assert all(one.result().granted for one in several)
-        observer.execute(
-            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity "
-            "WHERE datname = current_database() AND application_name = 'quota'"
-        )
+        end_idle_sessions(client, ledger, observer)
         assert client.reserve("user:1", {"usd": 1}).granted
     assert books(observer) == (0, 5, 5)
 
@@ -160,14 +165,7 @@ def test_sessions_ended_while_idle_cost_no_attempt(ledger: str, observer: Connec
 def test_sessions_ended_while_idle_are_found_by_reads_too(ledger: str, observer: Connection, retries: int) -> None:
     """A read looks before it takes a connection, or finds out by itself and looks then: one attempt is enough."""
     with Client(ledger, retries=retries, timeout_s=30) as client:
-        with ThreadPoolExecutor(4) as threads, standing_in_the_way(ledger):
-            several = [threads.submit(client.reserve, "user:1", {"usd": 1}) for _ in range(4)]
-            eventually(lambda: len(waiting(observer)) == 4)
-        assert all(one.result().granted for one in several)
-        observer.execute(
-            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity "
-            "WHERE datname = current_database() AND application_name = 'quota'"
-        )
+        end_idle_sessions(client, ledger, observer)
         assert [row.reserved for row in client.balance("user:1")] == [4]
 
 
