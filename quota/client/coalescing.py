@@ -85,6 +85,8 @@ class _Member(Generic[A]):
         self.bell = bell
         self.id_is_ours = id_is_ours
         self._parameters = call.parameters()  # here, in its caller: what cannot be sent is nobody else's trouble
+        if then is not None:
+            then.parameters()  # likewise
         self.key = (cast("Any", call).tenant, self._parameters["id"])
         self.lane: tuple[type[Call[Any]], str] = (type(call), self.key[0])
         self.sent = False

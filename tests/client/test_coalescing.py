@@ -26,6 +26,7 @@ from quota.errors import (
     AlreadySettled,
     InvalidAmount,
     InvalidArgument,
+    InvalidName,
     NotAllowed,
     Unavailable,
     UnknownReservation,
@@ -249,6 +250,14 @@ def test_a_read_that_comes_along_sees_what_was_done(watched: Watched, threads: T
     assert [None if read is None else [state.spent for state in read] for _, read in answers] == [[4], [4], [0], None]
     assert answers[0][1] is answers[1][1]  # one read for both
     assert watched.functions[5:] == ["settle_many", "limits_of", "limits_of", "limits_of"]
+
+
+def test_a_read_that_cannot_be_sent_is_its_callers_trouble(watched: Watched, observer: Connection) -> None:
+    one = held(watched.reserve("user:1", {"usd": 1}))
+    with pytest.raises(InvalidName):
+        watched.drive(watched.plan_with(Settle(one), LimitsOf("user:\0")))
+    assert watched.functions == ["reserve"]
+    assert books(observer) == (0, 1, 1)
 
 
 def test_only_some_reads_come_along(watched: Watched, threads: ThreadPoolExecutor) -> None:
