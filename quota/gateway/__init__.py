@@ -49,6 +49,7 @@ def create_gateway(config: GatewayConfig, settings: Settings, *, coalesce: bool 
         limits_path=config.limits_path,
         show_cost=config.headers.show_cost,
         subject_header=config.headers.subject,
+        lease=None if config.lease is None else config.lease.leasing(),
     )
     forwarder = Forwarder(
         config.upstream,

@@ -26,7 +26,7 @@ from quota.gateway import forward
 from quota.gateway.bounds import Period, Targets
 from quota.gateway.jwks import ALGORITHMS
 from quota.gateway.toml_lines import line_of
-from quota.metering import Bound, FailOpen, Policy, Route
+from quota.metering import Bound, FailOpen, Leasing, Policy, Route
 
 __all__ = ["GatewayConfig", "OAuthTable", "RouteTable", "read_config"]
 
@@ -190,6 +190,7 @@ class RouteTable(_Table):
     overrun: Literal["book", "cap"] = "book"
     fail_open: FailOpenTable | None = None
     headroom: Annotated[Decimal, BeforeValidator(_share)] = Decimal(0)
+    leased: bool = True
     targets: Text = "ids"
     max_targets: Annotated[int, Field(ge=1)] | None = None
     period: tuple[Text, Text] = Field(default=("from", "to"), strict=False)
@@ -218,6 +219,7 @@ class RouteTable(_Table):
             overrun=self.overrun,
             fail_open=None if self.fail_open is None else FailOpen(**self.fail_open.model_dump()),
             headroom=self.headroom,
+            leased=self.leased,
             # A hold must not expire under a call that is still allowed to last: its answer prolongs it from then on.
             ttl=max(timedelta(minutes=10), 2 * self.upstream_timeout),
         )
@@ -225,6 +227,32 @@ class RouteTable(_Table):
     def limits(self) -> forward.Bounds:
         """What the upstream may take for one answer."""
         return forward.Bounds(upstream_s=self.upstream_timeout.total_seconds(), response_bytes=self.max_response_bytes)
+
+
+class LeaseTable(_Table):
+    """`[lease]`: what each process decides from memory, for callers who ask often."""
+
+    size: Annotated[int, Field(ge=1, le=_MOST)]
+    unit: Text = "cost"
+    most: Annotated[int, Field(ge=1, le=_MOST)] | None = None
+    leaves: Annotated[Decimal, BeforeValidator(_share)] = Leasing.leaves
+    from_per_s: Annotated[int, Field(ge=1, le=_MOST)] = Leasing.from_per_s
+    callers: Annotated[int, Field(ge=1, le=_MOST)] = Leasing.callers
+    ttl: Span = Leasing.ttl
+    idle: Span = Leasing.idle
+    post_every: Span = Leasing.post_every
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.most is not None and self.most < self.size:
+            raise ValueError(f"most {self.most} is less than size, {self.size}; write at least as much")
+        if max(self.ttl, self.idle, self.post_every) > timedelta(days=1):
+            raise ValueError('ttl, idle and post_every are at most a day; write a shorter one, such as "30s"')
+        return self
+
+    def leasing(self) -> Leasing:
+        """As the metering takes it."""
+        return Leasing(**{name: getattr(self, name) for name in type(self).model_fields})
 
 
 class HeadersTable(_Table):
@@ -271,6 +299,7 @@ class GatewayConfig(_Table):
     health_path: Annotated[str, AfterValidator(_path)] = "/-/health"
     headers: HeadersTable = HeadersTable()
     oauth: OAuthTable | None = None
+    lease: LeaseTable | None = None
     routes: tuple[RouteTable, ...] = Field(strict=False, min_length=1)
     folder: Path = Field(default=Path(), exclude=True)
 

@@ -11,7 +11,7 @@ from quota.errors import QuotaError
 from quota.gateway.forward import Forwarder, Receive, Scope, Send, answer
 from quota.gateway.hygiene import cleaned, fault_of
 from quota.http.problems import Problem
-from quota.integrations.asgi import App
+from quota.integrations.asgi import MeteringMiddleware
 
 __all__ = ["Gateway"]
 
@@ -38,7 +38,7 @@ class Gateway:
     def __init__(
         self,
         forwarder: Forwarder,
-        metered: App,
+        metered: MeteringMiddleware,
         client: AsyncClient,
         *,
         spoofed: Container[bytes] = (),
@@ -98,6 +98,7 @@ class Gateway:
                 await send({"type": "lifespan.startup.complete"})
             else:
                 await self._forwarder.close()
+                await self._metered.close()
                 await self._client.close()
                 await send({"type": "lifespan.shutdown.complete"})
                 return

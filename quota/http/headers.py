@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 from urllib.parse import quote
 
@@ -58,6 +59,8 @@ _CREDITS = "credits"
 # What counts by itself, where a limit counts it.
 _IMPLIED = frozenset(_UNITS)
 
+_ZERO = Decimal(0)
+
 Headers = list[tuple[str, str]]
 
 
@@ -84,28 +87,40 @@ class QuotaPolicy:
     full_after_s: int | None = None
 
 
-def of_states(states: Iterable[LimitState], subject: str, units: Collection[str]) -> list[QuotaPolicy]:
+def of_states(
+    states: Iterable[LimitState],
+    subject: str,
+    units: Collection[str],
+    shifts: Mapping[str, Decimal] = MappingProxyType({}),
+) -> list[QuotaPolicy]:
     """Returns the policies of an answer that was let through.
 
     Arguments:
         states: the limits on the subject's lineage, as they stand after the request.
         subject: who asked: its own limits go by their names.
         units: what the request is counted in, besides requests and concurrency.
+        shifts: by unit, how much more is left than the states say; less, where it is below 0.
     """
     found = []
     for state in states:
         if state.capacity is None or not _told(state, units):
             continue
-        available = state.available or Decimal(0)
+        shift = shifts.get(state.unit, _ZERO)
+        if state.kind == "bucket":
+            level = min(state.capacity, (state.level or _ZERO) + shift)
+            reset_s = _next_unit_s(level, state)
+            full_after_s = _refill_s(state.capacity - level, state.refill_per_s)
+        else:
+            reset_s, full_after_s = _up(state.resets_in_s), None
         found.append(
             QuotaPolicy(
                 name=_name(state.owner, state.limit_name, subject),
                 quota=_whole(state.capacity),
                 unit=_UNITS.get(state.unit, _CREDITS),
                 window_s=_window_s(state),
-                remaining=_whole(available),
-                reset_s=_next_unit_s(state) if state.kind == "bucket" else _up(state.resets_in_s),
-                full_after_s=_up(state.full_after_s),
+                remaining=_whole((state.available or _ZERO) + shift),
+                reset_s=reset_s,
+                full_after_s=full_after_s,
             )
         )
     return unique_names(found)
@@ -146,14 +161,12 @@ def rate_limit_headers(
     if style == "legacy":
         return _legacy(policies, violated)
     told = policies if violated is None else violated
+    # RFC 9651, section 4.1.1: a list is its members with ", " between them.
     headers = [
-        (
-            "RateLimit-Policy",
-            _written((one.name, {"q": one.quota, "qu": one.unit, "w": one.window_s}) for one in policies),
-        )
+        ("RateLimit-Policy", ", ".join([_terms(one.name, one.quota, one.unit, one.window_s) for one in policies]))
     ]
     if told:
-        headers.append(("RateLimit", _written((one.name, {"r": one.remaining, "t": one.reset_s}) for one in told)))
+        headers.append(("RateLimit", ", ".join([_balance(one) for one in told])))
     return headers
 
 
@@ -219,6 +232,7 @@ def _told(state: LimitState, units: Collection[str]) -> bool:
     return not state.money and (state.unit in units or state.unit in _IMPLIED)
 
 
+@functools.lru_cache(maxsize=4096)
 def _name(owner: str, limit_name: str, subject: str) -> str:
     """An ancestor is named by its kind, never by its id."""
     name = limit_name if owner == subject else f"{owner.partition(':')[0]}-{limit_name}"
@@ -231,9 +245,9 @@ def _window_s(state: LimitState) -> int | None:
     return _up(state.window_s)
 
 
-def _next_unit_s(state: LimitState) -> int | None:
-    """Seconds until a bucket has one more whole unit; None when it is full."""
-    level, capacity = state.level or Decimal(0), state.capacity or Decimal(0)
+def _next_unit_s(level: Decimal, state: LimitState) -> int | None:
+    """Seconds until a bucket at this level has one more whole unit; None when it is full."""
+    capacity = state.capacity or _ZERO
     if level >= capacity:
         return None
     return _refill_s(min(Decimal(math.floor(level) + 1), capacity) - level, state.refill_per_s)
@@ -251,14 +265,21 @@ def _whole(value: Decimal) -> int:
     return min(_MOST, max(0, math.floor(value)))
 
 
-def _written(items: Iterable[tuple[str, dict[str, Any]]]) -> str:
-    """A list of Strings with parameters, those that are None left out."""
-    # RFC 9651, section 4.1.1: a list is its members with ", " between them.
-    return ", ".join(_member(item, tuple(parameters.items())) for item, parameters in items)
+@functools.lru_cache(maxsize=4096)
+def _terms(name: str, quota: int, unit: str | None, window_s: int | None) -> str:
+    """What a policy is, as a member of a list. It hardly ever changes, so most have been written before."""
+    parameters = {"q": quota, "qu": unit, "w": window_s}
+    member: Any = (name, {key: value for key, value in parameters.items() if value is not None})
+    return str(http_sf.ser([member]))
+
+
+def _balance(policy: QuotaPolicy) -> str:
+    """What is left of a policy, as a member of a list."""
+    # RFC 9651, section 4.1.1.2: parameters are ";key=value"; 4.1.4: an integer is its decimal digits.
+    left = f"{_string(policy.name)};r={policy.remaining}"
+    return left if policy.reset_s is None else f"{left};t={policy.reset_s}"
 
 
 @functools.lru_cache(maxsize=4096)
-def _member(item: str, parameters: tuple[tuple[str, Any], ...]) -> str:
-    """One member of a list. Policies hardly ever change, so most have been written before."""
-    member: Any = (item, {name: value for name, value in parameters if value is not None})
-    return http_sf.ser([member])
+def _string(value: str) -> str:
+    return str(http_sf.ser([value]))

@@ -20,6 +20,7 @@ from typing import Any, cast
 
 from quota.client import AsyncClient
 from quota.client.waiting import undisturbed
+from quota.lease import AsyncLeasedBudget
 from quota.metering import Answer, Call, Meter, Policy, Request
 from quota.metering.answers import no_websockets, of_problem
 from quota.metering.call import Outcome
@@ -58,8 +59,21 @@ class MeteringMiddleware:
                 await self._serve(scope, receive, send)
             case "websocket":
                 await _refuse_websocket(scope, receive, send)
+            case "lifespan":
+                await self.app(scope, functools.partial(self._until_shutdown, receive), send)
             case _:
                 await self.app(scope, receive, send)
+
+    async def close(self) -> None:
+        """Gives back what is leased (`Policy.lease`). Done by itself before the application learns of its shutdown."""
+        for budget in self.meter.close():
+            await cast("AsyncLeasedBudget", budget).close()
+
+    async def _until_shutdown(self, receive: Receive) -> Message:
+        message = await receive()
+        if message["type"] == "lifespan.shutdown":
+            await self.close()  # now: the application may be about to close the client
+        return message
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = self.meter.call(_request(scope))

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from quota.client import Client
+from quota.lease import LeasedBudget
 from quota.metering import Call, Meter, Policy, Request
 from quota.metering.call import Outcome
 
@@ -57,6 +58,11 @@ class MeteringMiddleware:
             exchange.close()
             raise
         return exchange
+
+    def close(self) -> None:
+        """Gives back what is leased (`Policy.lease`). An interpreter that ends in order does it by itself."""
+        for budget in self.meter.close():
+            cast("LeasedBudget", budget).close()
 
     def _inner(self, environ: WSGIEnvironment, call: Call) -> WSGIEnvironment:
         """The environ that the application sees: without what the caller claims, with what is known."""

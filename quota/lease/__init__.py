@@ -31,7 +31,7 @@ from quota.client.verbs import awaited, blocking
 from quota.ids import uuid7
 from quota.lease.escrow import TTL_S, Escrow
 from quota.lease.plans import Planner, boot_clock
-from quota.lease.terms import Terms
+from quota.lease.terms import REMEMBERED, Terms
 
 __all__ = ["AsyncLeasedBudget", "LeasedBudget"]
 
@@ -96,7 +96,9 @@ class Budget(Planner, Generic[C]):
         also: Collection[str] = (),
         headroom: Amount = Decimal(0),
         on_expiry: str = "charge",
+        remember: int = REMEMBERED,
         details: Mapping[str, object] | None = None,
+        tenant: str | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
         terms = Terms.of(
@@ -110,9 +112,10 @@ class Budget(Planner, Generic[C]):
             also=also,
             headroom=headroom,
             on_expiry=on_expiry,
+            remember=remember,
             details=details,
         )
-        super().__init__(client, terms, boot_clock() if clock is None else clock)
+        super().__init__(client, terms, boot_clock() if clock is None else clock, tenant)
         self._client = client
 
     @property
@@ -165,7 +168,9 @@ class LeasedBudget(Budget[Client]):
         also: further subjects that the same costs count on.
         headroom: share of every capacity to leave untouched, 0 to below 1.
         on_expiry: what becomes of a call that nobody closes in its time: `charge` books it, `release` returns it.
+        remember: closed calls, at least, of which a repeated close or id finds the answer.
         details: free JSON that is kept with each lease.
+        tenant: whose subject it is; None: the client's.
         clock: seconds that never step back, for tests.
 
     Errors: `ConfigError` and those of a cost map for arguments that cannot mean anything. The first call takes the
@@ -182,7 +187,7 @@ class LeasedBudget(Budget[Client]):
         try:
             return self._client.drive(plan)
         finally:
-            self._look_after()
+            self.look_after()
 
     def reserve(
         self,
@@ -233,7 +238,8 @@ class LeasedBudget(Budget[Client]):
         self.drive(self.tending(escrow))
         self._wake.set()
 
-    def _look_after(self) -> None:
+    def look_after(self) -> None:
+        """Sees to it that somebody looks after the leases, where there are any. For who drives plans by other means."""
         escrow = self.escrow
 
         def start() -> threading.Thread:
@@ -278,7 +284,7 @@ class AsyncLeasedBudget(Budget[AsyncClient]):
         try:
             return await self._client.drive(plan)
         finally:
-            self._look_after()
+            self.look_after()
 
     async def reserve(
         self,
@@ -328,7 +334,8 @@ class AsyncLeasedBudget(Budget[AsyncClient]):
         if keeper is not None and escrow.rest(keeper):
             keeper.cancel()
 
-    def _look_after(self) -> None:
+    def look_after(self) -> None:
+        """As `LeasedBudget.look_after`; within the running loop."""
         escrow = self.escrow
         loop = asyncio.get_running_loop()
         escrow.hire(lambda: loop.create_task(self._keep(escrow)), lambda task: not task.done())

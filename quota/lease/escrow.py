@@ -35,8 +35,8 @@ from quota.lease.terms import COUNTED, Terms
 
 __all__ = ["TTL_S", "Escrow", "Need", "Verdict", "key_of"]
 
-# Closed calls that are remembered, so that a repeated close finds its answer; and ids that were decided elsewhere.
-REMEMBERED = 10_000
+# Ids that were decided elsewhere and are remembered.
+_ELSEWHERE = 10_000
 TTL_S = 600.0
 """How long a call lives when nobody says otherwise, in seconds."""
 
@@ -154,7 +154,7 @@ class Escrow(Leases):
     def _to_database(self, key: int) -> Verdict:
         # Once asked there, an id is always asked there: here it would be granted a second time.
         self._elsewhere[key] = None
-        if len(self._elsewhere) > REMEMBERED:
+        if len(self._elsewhere) > _ELSEWHERE:
             self._elsewhere.popitem(last=False)
         self.direct += 1
         return Verdict.DATABASE
@@ -424,7 +424,7 @@ class Escrow(Leases):
 
     def _remember(self, key: int, local: Local) -> None:
         self._done[key] = local
-        if len(self._done) >= REMEMBERED:
+        if len(self._done) >= self.terms.remember:
             self._done_before, self._done = self._done, {}
 
     def _find(self, key: int) -> Local | None:

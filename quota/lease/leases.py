@@ -34,6 +34,8 @@ class Leases:
         self._direct_until_s = -math.inf
         self._turn: Future[None] | None = None
         self._closed = False
+        # What the leases that are over have used.
+        self._past: Amounts = {}
 
     @property
     def local(self) -> int:
@@ -71,6 +73,15 @@ class Leases:
     def now_s(self) -> float:
         """The local clock."""
         return self._clock()
+
+    def standing(self) -> tuple[Amounts, Amounts]:
+        """Returns, by unit, what is free here, and what calls have taken so far: used it, or still hold it."""
+        with self._lock:
+            taken = dict(self._past)
+            for lease in (*self._draining, *([self._lease] if self._lease else [])):
+                for unit, amount in lease.out().items():
+                    taken[unit] = add(taken.get(unit, ZERO), amount)
+            return dict(self._lease.free) if self._lease else {}, taken
 
     def current(self) -> Lease | None:
         """The lease that calls are granted from, None when there is none."""
@@ -161,6 +172,8 @@ class Leases:
         with self._lock:
             if lease in self._draining:
                 self._draining.remove(lease)
+                for unit, total in lease.used.items():
+                    self._past[unit] = add(self._past.get(unit, ZERO), total)
 
     def to_post(self, lease: Lease) -> Amounts | None:
         """Returns the totals to post; None when they are posted already."""

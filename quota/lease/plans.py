@@ -100,13 +100,13 @@ if hasattr(os, "register_at_fork"):
 
 
 class Planner:
-    """The part of a leased budget that does no I/O. Arguments: the client's core, the terms, the clock."""
+    """The part of a leased budget that does no I/O. Arguments: the client's core, the terms, the clock, the tenant."""
 
-    def __init__(self, core: Core, terms: Terms, clock: Callable[[], float]) -> None:
+    def __init__(self, core: Core, terms: Terms, clock: Callable[[], float], tenant: str | None = None) -> None:
         self._core = core
         self._terms = terms
         self._clock = clock
-        self.tenant = core.tenant
+        self.tenant = tenant or core.tenant
         self.start_anew()
         _planners.add(self)
 
@@ -307,6 +307,13 @@ class Planner:
         return None
 
     # -- looking after leases -----------------------------------------------------------------------------------------
+
+    def giving_back(self, escrow: Escrow) -> Plan[None]:
+        """Plans the end of the lease in use: what is free of it returns now, the rest with its last open call."""
+        lease = escrow.current()
+        if lease is not None:
+            escrow.retire(lease)
+            yield from self.tending(escrow)
 
     def tending(self, escrow: Escrow) -> Plan[None]:
         """Plans one look at the leases: extend, post, return what is idle, end what is over."""

@@ -12,10 +12,13 @@ from quota.calls import Amount, Costs
 from quota.config import ConfigError
 from quota.lease.amounts import ZERO, Amounts, amounts_of, divide, multiply
 
-__all__ = ["CAUTION", "COUNTED", "Terms"]
+__all__ = ["CAUTION", "COUNTED", "REMEMBERED", "Terms"]
 
 COUNTED = ("requests", "concurrency")
 """The units of which every reserve counts 1 by itself, where a limit counts them."""
+
+REMEMBERED = 10_000
+"""Closed calls that are remembered, where nobody says how many."""
 
 CAUTION = 0.95
 """The share of a span of the database's clock that is relied upon here: clocks run apart."""
@@ -43,6 +46,7 @@ class Terms:
     post_every_s: float
     headroom: Amount
     on_expiry: str
+    remember: int = REMEMBERED
     details: Mapping[str, object] = field(default_factory=dict)
 
     @classmethod
@@ -59,6 +63,7 @@ class Terms:
         also: Collection[str],
         headroom: Amount,
         on_expiry: str,
+        remember: int = REMEMBERED,
         details: Mapping[str, object] | None,
     ) -> Self:
         """Judges the arguments. Errors: `ConfigError`, and those of a cost map."""
@@ -81,6 +86,8 @@ class Terms:
                 raise ConfigError(f"{name}: {span} is not more than 0 and at most 24 hours")
         if on_expiry not in ("charge", "release"):
             raise ConfigError(f'on_expiry: "{on_expiry}" is neither "charge" nor "release"')
+        if remember < 1:
+            raise ConfigError(f"remember: {remember} is less than 1; give how many closed calls to remember")
         return cls(
             subject=subject,
             also=tuple(also),
@@ -92,6 +99,7 @@ class Terms:
             post_every_s=post_every.total_seconds(),
             headroom=headroom,
             on_expiry=on_expiry,
+            remember=remember,
             details=dict(details or {}),
         )
 

@@ -7,6 +7,7 @@
 | `policy` | `Policy` and `Route`: which request is estimated how, and what happens when something goes wrong |
 | `identity` | `Identity`, and how a request says whose it is; `Keys` for API keys |
 | `call` | `Meter` and `Call`: one request from its arrival to its settlement, as plans, without I/O |
+| `books`, `leasing` | where a call is held and settled: at the ledger, or out of a lease |
 | `answers` | what is answered in the application's place: refusals, errors, a key's own limits |
 | `ceiling` | what passes while the ledger is away |
 
@@ -17,6 +18,7 @@ from quota.costs.rows import Request, fixed, id_count, minimum, page_limit, row_
 from quota.metering.answers import Answer
 from quota.metering.call import Call, Meter
 from quota.metering.identity import Authenticator, Identity, Keys, credential_of
+from quota.metering.leasing import Leasing
 from quota.metering.policy import Bound, FailOpen, Policy, Route
 
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
     "FailOpen",
     "Identity",
     "Keys",
+    "Leasing",
     "Meter",
     "Policy",
     "Request",

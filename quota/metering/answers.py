@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Collection, Container, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 
 from quota.calls import LimitState, Reservation
 from quota.errors import Misuse, QuotaError, UnknownSubject
@@ -122,10 +123,14 @@ def ledger_problem(error: QuotaError) -> Problem:
 
 
 def balances(
-    states: Sequence[LimitState], subject: str, units: Collection[str], style: limit_headers.Style
+    states: Sequence[LimitState],
+    subject: str,
+    units: Collection[str],
+    style: limit_headers.Style,
+    shifts: Mapping[str, Decimal],
 ) -> ResponseHeaders:
     """Returns the headers that tell what is left, see `quota.http.headers.of_states`."""
-    policies = limit_headers.of_states(states, subject, units)
+    policies = limit_headers.of_states(states, subject, units, shifts)
     return [*limit_headers.rate_limit_headers(policies, style), *limit_headers.full_after(policies)]
 
 

@@ -29,11 +29,9 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
-from quota import calls
-from quota.authentication import Remembered
-from quota.calls import Adjust, EnsureSubject, Extend, LimitsOf, LimitState, Release, Reservation, Reserve, Row, Settle
+from quota.calls import Adjust, EnsureSubject, Extend, Release, Reservation, Reserve, Settle
 from quota.client.attempts import Plan
 from quota.client.connections import PerProcess
 from quota.client.core import Core
@@ -41,15 +39,16 @@ from quota.config import ConfigError
 from quota.costs.rows import Request
 from quota.errors import QuotaError, Unavailable, UnknownSubject
 from quota.http.cost_header import COST, FACTS, read_cost, read_facts
-from quota.http.headers import Style
 from quota.http.problems import Problem
 from quota.ids import uuid7
+from quota.lease import AsyncLeasedBudget, LeasedBudget
 from quota.metering import answers
 from quota.metering.answers import FAIL_OPEN, Answer, ResponseHeaders
+from quota.metering.books import Books, Ledger, Snapshot
 from quota.metering.ceiling import Ceiling
 from quota.metering.identity import Identity, Keys
+from quota.metering.leasing import Leased, Leases
 from quota.metering.policy import FailOpen, Policy, Route
-from quota.metering.reads import Reads
 
 __all__ = ["Call", "Meter", "Outcome"]
 
@@ -69,38 +68,6 @@ _LEDGER_OUTCOMES = {
 # R3: what an answer without a readable cost is settled at.
 _MISSING_COST = 1
 _COST_END = 10**18
-_TERMS_S = 10.0
-
-
-class Snapshot:
-    """The limits on a lineage as they stood at one moment, for all who share the look at them.
-
-    Arguments: `states`, the answer of `LimitsOf`.
-    """
-
-    __slots__ = ("_headers", "states")
-
-    def __init__(self, states: list[LimitState]) -> None:
-        self.states = states
-        self._headers: dict[str, ResponseHeaders] = {}
-
-    def headers(self, subject: str, unit: str, style: Style) -> ResponseHeaders:
-        """Returns the headers that tell them. Written once: they are the same for all who look.
-
-        Arguments: `subject`, whose lineage it is; `unit`, what the request is counted in; `style`, of the headers.
-        """
-        found = self._headers.get(unit)
-        if found is None:
-            found = self._headers[unit] = answers.balances(self.states, subject, {unit}, style)
-        return found
-
-
-class _Look(LimitsOf):
-    """A look at the limits on a lineage: one for all who want it at the same moment."""
-
-    def answer(self, rows: Sequence[Row]) -> Snapshot:  # type: ignore[override]
-        """What was seen, in one piece."""
-        return Snapshot(super().answer(rows))
 
 
 class Meter:
@@ -119,9 +86,10 @@ class Meter:
         self.policy = policy
         self.authenticate = policy.authenticate or Keys(client)
         self.events: Counter[tuple[str, str]] = Counter()
+        self.ledger = ledger = Ledger(client)
+        lease = policy.lease
+        self.leases = None if lease is None else PerProcess(lambda: Leases(ledger, lease))
         self._lock = threading.Lock()
-        self._terms: Remembered[Snapshot] = Remembered(_TERMS_S)
-        self._reads: Reads[Snapshot] = Reads()
         self._ceilings: dict[str, PerProcess[Ceiling]] = {}
 
     def call(self, request: Request) -> Call:
@@ -147,28 +115,18 @@ class Meter:
             ceiling = self._ceilings.setdefault(route.name, PerProcess(lambda: Ceiling(terms)))
         return ceiling.get().take(cost)
 
-    def snapshot_of(self, identity: Identity, *, fresh: bool) -> Plan[Snapshot]:
-        """Plans a look at the limits on a lineage; not `fresh`: as they were known lately, for their terms."""
-        look = self._look(identity)
-        known = None if fresh else self._terms.find(look)
-        if known is not None:
-            return known
-        asked_at_s = time.monotonic()
-        deadline_s = asked_at_s + self.client.timeout_s
-        snapshot = yield from self._reads.sharing(look, lambda: self.client.plan(look), deadline_s)
-        self._terms.keep(look, snapshot, asked_at_s)
-        return snapshot
+    def leased(self, route: Route, identity: Identity, estimate: int) -> Leased | None:
+        """Returns the books of a call that is decided out of a lease; None: the ledger decides it."""
+        lease = self.policy.lease
+        if lease is None or self.leases is None or not route.leased or route.unit != lease.unit:
+            return None
+        if estimate > lease.size or route.headroom > lease.leaves:
+            return None
+        return self.leases.get().of(identity)
 
-    def settling(self, settle: Settle, identity: Identity) -> Plan[Snapshot | None]:
-        """Plans a settlement, and a look at the limits after it; None when that did not come along."""
-        look, asked_at_s = self._look(identity), time.monotonic()
-        _, snapshot = yield from self.client.plan_with(settle, look)
-        if snapshot is not None:
-            self._terms.keep(look, snapshot, asked_at_s)
-        return snapshot
-
-    def _look(self, identity: Identity) -> calls.Call[Snapshot]:
-        return cast("calls.Call[Snapshot]", _Look(identity.subject, identity.tenant or self.client.tenant))
+    def close(self) -> list[AsyncLeasedBudget | LeasedBudget]:
+        """Decides nothing out of leases any more; returns the budgets that are to be closed."""
+        return [] if self.leases is None else self.leases.get().close()
 
 
 class Call:
@@ -189,6 +147,7 @@ class Call:
         self.estimate = 0
         self.facts: dict[str, Any] = {}
         self._tenant = meter.client.tenant
+        self._books: Books = meter.ledger
         self._began_s = time.monotonic()
         self._extended_s = self._began_s
         self._held = False  # granted
@@ -293,6 +252,15 @@ class Call:
         return answer
 
     def _asking(self, route: Route, identity: Identity) -> Plan[Reservation]:
+        self._in_doubt = True
+        leased = self._meter.leased(route, identity, self.estimate)
+        if leased is not None:
+            self._books = leased
+            granted = yield from leased.reserving(self.estimate, route.ttl, self.id)
+            if granted is not None:
+                self._in_doubt = False
+                return granted
+            self._books = self._meter.ledger
         reserve = Reserve(
             identity.subject,
             {route.unit: self.estimate},
@@ -303,7 +271,6 @@ class Call:
             tenant=self._tenant,
         )
         client = self._meter.client
-        self._in_doubt = True
         try:
             answer = yield from client.plan(reserve, id_is_ours=True)
         except UnknownSubject:
@@ -319,7 +286,7 @@ class Call:
     def _refusal(self, refusal: Reservation, identity: Identity) -> Plan[Answer]:
         meter = self._meter
         try:
-            states = (yield from meter.snapshot_of(identity, fresh=False)).states
+            states = (meter.ledger.terms(identity) or (yield from meter.ledger.looking(identity))).states
         except Unavailable:
             states = []  # it is refused all the same; the terms are left out
         problem, headers = answers.refused(refusal, states, identity.subject, meter.policy.headers)
@@ -344,7 +311,7 @@ class Call:
             raise Problem(405, "method_not_allowed", "Limits are read: GET or HEAD.", headers=allow)
         self.route = self.route or self._meter.policy.default
         identity = yield from self._authenticating(while_away=False)
-        snapshot = yield from self._meter.snapshot_of(identity, fresh=True)
+        snapshot = yield from self._meter.ledger.looking(identity)
         headers = self._told(self._balances(snapshot, identity))
         return answers.of_limits(identity.subject, snapshot.states, headers)
 
@@ -377,7 +344,7 @@ class Call:
             elif self._reported is not None:
                 yield from self._returning()
             if snapshot is None:
-                snapshot = yield from self._meter.snapshot_of(self.identity, fresh=True)
+                snapshot = yield from self._books.looking(self.identity)
         except QuotaError as error:
             # The work is done and its answer goes out; closing tries once more.
             logger.warning("reservation %s: its balances are not told: %s", self.id, error)
@@ -397,7 +364,7 @@ class Call:
         if self.route is None:
             return
         try:
-            yield from self._meter.client.plan(Extend(self.id, self.route.ttl, self._tenant))
+            yield from self._books.plan(Extend(self.id, self.route.ttl, self._tenant))
         except QuotaError as error:
             logger.warning("reservation %s was not extended: %s", self.id, error)
 
@@ -413,7 +380,7 @@ class Call:
             if self._held or self._passed:
                 yield from self._settling(outcome)
             else:
-                yield from self._meter.client.plan(Release(self.id, tenant=self._tenant))
+                yield from self._books.plan(Release(self.id, tenant=self._tenant))
         except QuotaError as error:
             # In doubt means that there may be no hold at all.
             level = logging.WARNING if self._held else logging.INFO
@@ -430,9 +397,9 @@ class Call:
             self._final = self._settlement(self.route, outcome)
         snapshot = None
         if teller is None:
-            yield from self._meter.client.plan(self._final)
+            yield from self._books.plan(self._final)
         else:
-            snapshot = yield from self._meter.settling(self._final, teller)
+            snapshot = yield from self._books.settling(self._final, teller)
         self._settled, self._held = True, False
         return snapshot
 
@@ -488,12 +455,11 @@ class Call:
         if route is None or cost is None:
             return
         cost = self._charged(route, cost)
-        client = self._meter.client
         if cost <= self.estimate:
-            yield from client.plan(Adjust(self.id, {route.unit: cost}, self._tenant))
+            yield from self._books.plan(Adjust(self.id, {route.unit: cost}, self._tenant))
         else:
             self._booked = cost
-            yield from client.plan(Settle(self.id, {route.unit: cost}, final=False, tenant=self._tenant))
+            yield from self._books.plan(Settle(self.id, {route.unit: cost}, final=False, tenant=self._tenant))
 
     # -- headers -------------------------------------------------------------------------------------------------------
 

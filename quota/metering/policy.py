@@ -23,6 +23,7 @@ from quota.config import ConfigError
 from quota.costs.rows import Estimator, Request, page_limit
 from quota.http.headers import STYLES, Style
 from quota.metering.identity import Authenticator
+from quota.metering.leasing import Leasing
 
 __all__ = ["Bound", "FailOpen", "Policy", "Route"]
 
@@ -76,6 +77,7 @@ class Route:
         overrun: what becomes of a cost above the estimate: `book` takes it all, `cap` ends at the estimate.
         fail_open: what passes while the ledger is away; None: nothing.
         headroom: share of every capacity to leave to others.
+        leased: False has each of its calls decided and kept by the ledger, whatever the policy leases.
         ttl: how long a hold lives whose process died; longer than an answer takes to begin. It is prolonged while an
             answer flows.
     """
@@ -93,6 +95,7 @@ class Route:
     overrun: Overrun = field(default="book", kw_only=True)
     fail_open: FailOpen | None = field(default=None, kw_only=True)
     headroom: Decimal = field(default=Decimal(0), kw_only=True)
+    leased: bool = field(default=True, kw_only=True)
     ttl: timedelta = field(default=timedelta(minutes=10), kw_only=True)
 
     def __post_init__(self) -> None:
@@ -129,6 +132,7 @@ class Policy:
         show_cost: leave what the application reports in the answer.
         subject_header: which header tells the application who asks. A caller's own is dropped, whatever it says.
         drop_headers: further headers of requests that are dropped, such as identities that another proxy sets.
+        lease: what is decided from memory, for whom; None: nothing.
     """
 
     routes: tuple[Route, ...] = ()
@@ -139,6 +143,7 @@ class Policy:
     show_cost: bool = False
     subject_header: str | None = "x-quota-subject"
     drop_headers: tuple[str, ...] = ()
+    lease: Leasing | None = None
     _paths: MapAdapter = field(init=False, repr=False, compare=False)
     _known: Callable[[str, str], Route | None] = field(init=False, repr=False, compare=False)
 

@@ -31,14 +31,18 @@ ASGI = ("gateway_apps", "asgi")
 _START_S = 60
 _HERE = Path(__file__).parent
 
-# Name of each side: which application, what it needs, whether it coalesces.
-SIDES = {
-    "bare": ("bare", "1"),
-    "middleware": ("metered", "1"),
-    "middleware, one by one": ("metered", "0"),
-    "plain proxy": ("PlainProxy", "1"),
-    "proxy": ("proxy", "1"),
-    "proxy, one by one": ("proxy", "0"),
+# Name of each side: which application, and how its calls reach the ledger.
+ONE_BY_ONE = {"BENCH_COALESCE": "0"}
+LEASED = {"BENCH_LEASE": "1"}
+SIDES: dict[str, tuple[str, dict[str, str]]] = {
+    "bare": ("bare", {}),
+    "middleware": ("metered", {}),
+    "middleware, one by one": ("metered", ONE_BY_ONE),
+    "middleware, leased": ("metered", LEASED),
+    "plain proxy": ("PlainProxy", {}),
+    "proxy": ("proxy", {}),
+    "proxy, one by one": ("proxy", ONE_BY_ONE),
+    "proxy, leased": ("proxy", LEASED),
 }
 
 
@@ -62,9 +66,9 @@ def _running(url: str) -> Iterator[tuple[dict[str, Side], bytes]]:
     secret = prepared(url)
     with contextlib.ExitStack() as stack:
         sides: dict[str, Side] = {}
-        for name, (app, coalesce) in SIDES.items():
+        for name, (app, how) in SIDES.items():
             upstream = f"http://127.0.0.1:{sides['bare'].port if sides else 0}"
-            environment = {"QUOTA_DATABASE_URL": url, "BENCH_UPSTREAM": upstream, "BENCH_COALESCE": coalesce}
+            environment = {"QUOTA_DATABASE_URL": url, "BENCH_UPSTREAM": upstream, **how}
             sides[name] = stack.enter_context(process(ASGI, app, environment))
         for side in sides.values():
             must_answer(side.port, secret)

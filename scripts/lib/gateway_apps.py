@@ -3,7 +3,7 @@
 The API reads its rows from the database that the ledger is in, as a query API does.
 
 `plain_proxy` is what a pass-through costs on this server with this client, with nothing of ours in it. Read from the
-environment: BENCH_UPSTREAM, BENCH_COALESCE, QUOTA_DATABASE_URL.
+environment: BENCH_UPSTREAM, BENCH_COALESCE, BENCH_LEASE, QUOTA_DATABASE_URL.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from quota.gateway import create_gateway
 from quota.gateway.config import GatewayConfig
 from quota.http.cost_header import set_cost
 from quota.integrations.asgi import MeteringMiddleware
-from quota.metering import Policy, Route
+from quota.metering import Leasing, Policy, Route
 
 ROWS = 100
+LEASE = 100_000  # what a busy second costs
 QUERY = "SELECT id, name, value::float8 AS value FROM orders ORDER BY id LIMIT %(limit)s"
 _OF_A_CONNECTION = {b"connection", b"host", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
 
@@ -57,17 +58,23 @@ def _coalescing() -> bool:
     return os.environ.get("BENCH_COALESCE", "1") == "1"
 
 
+def _leasing() -> bool:
+    return os.environ.get("BENCH_LEASE") == "1"
+
+
 def metered() -> MeteringMiddleware:
     """The API in the middleware."""
     options = AsyncClient.settings_of(Settings.from_env())
     client = AsyncClient(**options, coalesce=_coalescing())
-    return MeteringMiddleware(bare(), client, Policy(routes=(Route("/v1/rows/<table>"),)))
+    lease = Leasing(size=LEASE) if _leasing() else None
+    return MeteringMiddleware(bare(), client, Policy(routes=(Route("/v1/rows/<table>"),), lease=lease))
 
 
 def proxy() -> Any:
     """The gateway."""
     config = GatewayConfig.model_validate({
         "upstream": os.environ["BENCH_UPSTREAM"], "routes": [{"path": "/v1/rows/<table>"}],
+        "lease": {"size": LEASE} if _leasing() else None,
     })  # fmt: skip
     return create_gateway(config, Settings.from_env(), coalesce=_coalescing())
 

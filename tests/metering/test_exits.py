@@ -88,7 +88,7 @@ def test_a_coalesced_call_takes_two_round_trips(
 ) -> None:
     """The look at the balances goes with the settlement and comes after it; a refusal's terms are known from it."""
     gateway = serve(Policy(), coalesce=True)
-    gateway.meter._terms.seconds = 3600
+    gateway.meter.ledger._terms.seconds = 3600
     sent: list[list[str]] = []
     execute = gateway.meter.client._execute
 
@@ -115,14 +115,14 @@ def test_a_stream_keeps_its_slot_until_its_end_and_no_more_than_its_cost(
     run(beside, SetLimit(books.subject, "slots", "concurrency", "concurrency", 1))
     gateway = serve(Policy())
     seen: list[Any] = []
-    original = gateway.meter.snapshot_of
+    original = gateway.meter.ledger.looking
 
     def spy(*args: Any, **kwargs: Any) -> Any:
         snapshot = yield from original(*args, **kwargs)
         seen.append({state.limit_name: state.reserved for state in snapshot.states})
         return snapshot
 
-    gateway.meter.snapshot_of = spy
+    gateway.meter.ledger.looking = spy
     answer = gateway.ask(query="cost=40&stream=1", headers=books.key)
     assert seen == [{"bucket": 40, "hourly": 40, "slots": 1}]
     assert '"hourly";r=1999960' in answer.headers["ratelimit"]

@@ -15,7 +15,7 @@ import pytest
 from quota import AsyncClient, Client
 from quota.calls import LimitState
 from quota.client.attempts import Join, Pause, Plan
-from quota.metering.call import Snapshot
+from quota.metering.books import Snapshot
 from quota.metering.reads import Reads
 
 
