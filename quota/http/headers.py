@@ -118,7 +118,7 @@ def of_states(
                 quota=_whole(state.capacity),
                 unit=_UNITS.get(state.unit, _CREDITS),
                 window_s=_window_s(state),
-                remaining=_whole((state.available or _ZERO) + shift),
+                remaining=_whole(min(state.capacity, (state.available or _ZERO) + shift)),
                 reset_s=reset_s,
                 full_after_s=full_after_s,
             )

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from decimal import Decimal
 from typing import TypeVar
@@ -37,6 +37,8 @@ A = TypeVar("A")
 _AMOUNT_MAX = 10**15
 # Whoever was refused a lease is near a cap, and decided one by one for so long.
 _REST_S = 5.0
+# A caller is not kept waiting long for balances that may be a little older.
+_LOOK_S = 0.5
 # Each call is closed once, or twice where the first answer was lost.
 _REMEMBERED = 100
 # So many callers' frequency is remembered.
@@ -252,8 +254,13 @@ class Leased:
                 raise Unavailable("quota lease: the balances were not read in time")
         try:
             asked_at_s = time.monotonic()
-            snapshot = yield from ledger.plan(ledger.look(identity))
+            snapshot = yield from ledger.client.plan(ledger.look(identity), min(_LOOK_S, ledger.client.timeout_s))
             self._seen = seen = _Seen(asked_at_s, snapshot.states, *escrow.standing())
+        except Unavailable:
+            if before is None:
+                raise
+            # Calls go on while the lease lives; what was seen last is told until then.
+            self._seen = seen = replace(before, at_s=time.monotonic())
         finally:
             escrow.pass_turn()
         if before is not None and _terms_of(before.states) != _terms_of(seen.states):

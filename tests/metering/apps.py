@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -18,14 +19,16 @@ from fastapi.responses import StreamingResponse
 from quota import AsyncClient, Client
 from quota.http.cost_header import set_cost
 from quota.integrations import asgi, wsgi
-from quota.metering import Policy, Route, page_limit, through_nodes
+from quota.metering import Leasing, Policy, Route, page_limit, through_nodes
 
+LEASE = Leasing(size=5000, from_per_s=1) if os.environ.get("TEST_LEASE") else None
 POLICY = Policy(
+    lease=LEASE,
     routes=(
         Route("/rows", name="rows", estimate=through_nodes(page_limit(300), calls=3)),
         Route("/flow", name="flow"),
         Route("/health", metered=False),
-    )
+    ),
 )
 
 

@@ -155,6 +155,14 @@ class Gateway:
     ) -> Seen:
         raise NotImplementedError
 
+    def drive(self, plan: Any) -> Any:
+        """Carries out a plan of the metering."""
+        raise NotImplementedError
+
+    def close_leases(self) -> None:
+        """Gives back what is leased."""
+        raise NotImplementedError
+
     def close(self) -> None:
         """Closes the client of the ledger."""
 
@@ -211,7 +219,14 @@ class AsgiGateway(Gateway):
             seen.broken = error
         return seen
 
+    def drive(self, plan: Any) -> Any:
+        return self._runner.run(self._client.drive(plan))
+
+    def close_leases(self) -> None:
+        self._runner.run(self.middleware.close())
+
     def close(self) -> None:
+        self.close_leases()
         self._runner.run(self._client.close())
         self._runner.close()
 
@@ -258,7 +273,14 @@ class WsgiGateway(Gateway):
             seen.broken = error
         return seen
 
+    def drive(self, plan: Any) -> Any:
+        return self._client.drive(plan)
+
+    def close_leases(self) -> None:
+        self.middleware.close()
+
     def close(self) -> None:
+        self.close_leases()
         self._client.close()
 
 

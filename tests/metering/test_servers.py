@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -10,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from tests.sql.kit import PATIENCE_S
 
 GUNICORN = ["-m", "gunicorn", "--worker-class", "gthread", "--threads", "4", "--workers", "2", "--bind"]
 UVICORN = ["-m", "uvicorn", "--factory", "--port"]
-COMMANDS = {
+COMMANDS: dict[str, Callable[[int], list[str]]] = {
     "fastapi": lambda port: [*UVICORN, str(port), "tests.metering.apps:fastapi_app"],
     "flask": lambda port: [*GUNICORN, f"127.0.0.1:{port}", "tests.metering.apps:flask_app()"],
     "django": lambda port: [*GUNICORN, f"127.0.0.1:{port}", "tests.metering.apps:django_app()"],
@@ -49,20 +50,15 @@ class Running:
             connection.close()
 
 
-@pytest.fixture(scope="module", params=COMMANDS)
-def server(
-    request: pytest.FixtureRequest, shared_ledger: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Running]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    log = tmp_path_factory.mktemp("metering") / "server.log"
-    as_worker = f"{shared_ledger}{'&' if '?' in shared_ledger else '?'}options={quote('-c role=quota_worker')}"
+@contextlib.contextmanager
+def started(command: Sequence[str], ledger: str, log: Path, port: int, **environment: str) -> Iterator[Running]:
+    """Starts a server as a login that may only work; ends it in order."""
+    as_worker = f"{ledger}{'&' if '?' in ledger else '?'}options={quote('-c role=quota_worker')}"
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, *COMMANDS[request.param](port)],
+            [sys.executable, *command],
             cwd=Path(__file__).parents[2],
-            env={**os.environ, "QUOTA_DATABASE_URL": as_worker},
+            env={**os.environ, "QUOTA_DATABASE_URL": as_worker, **environment},
             stdout=out,
             stderr=subprocess.STDOUT,
         )
@@ -84,6 +80,23 @@ def server(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="module", params=COMMANDS)
+def server(
+    request: pytest.FixtureRequest, shared_ledger: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
+    port = free_port()
+    log = tmp_path_factory.mktemp("metering") / "server.log"
+    with started(COMMANDS[request.param](port), shared_ledger, log, port) as running:
+        yield running
 
 
 def test_a_page_is_settled_at_its_rows(server: Running, books: Books) -> None:
@@ -173,3 +186,27 @@ def test_keep_alive_and_pipelining(server: Running, books: Books) -> None:
     assert seen.count(b"HTTP/1.1 200") == 3
     assert [one["details"]["cost"] for one in books.calls()] == [1, 2, 4]
     assert (books.spent(), books.reserved()) == (7, 0)
+
+
+LEASED: dict[str, Callable[[int], list[str]]] = {
+    **COMMANDS,
+    "flask, preloaded": lambda port: [*COMMANDS["flask"](port), "--preload"],
+}
+
+
+@pytest.mark.parametrize("kind", LEASED)
+def test_leases_are_booked_and_given_back_when_a_server_ends(
+    kind: str, shared_ledger: str, books: Books, tmp_path: Path
+) -> None:
+    """Forked before or after the application was made: each process has leases of its own, and closes them."""
+    port = free_port()
+    with started(LEASED[kind](port), shared_ledger, tmp_path / "log", port, TEST_LEASE="1") as server:
+        with ThreadPoolExecutor(8) as callers:
+            answers = list(callers.map(lambda _: server.ask("/rows?rows=100&calls=3", books.key)[0], range(80)))
+        assert books.reserved() > 0
+    assert answers == [200] * 80
+    assert (books.spent(), books.reserved()) == (80 * 160, 0)
+    kept = books.calls()
+    assert {one["state"] for one in kept} == {"settled"}
+    assert 1 <= sum("lease" in one["details"] for one in kept) <= 2
+    assert len(kept) < 40
