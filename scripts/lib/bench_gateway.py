@@ -1,4 +1,4 @@
-"""G1, G2: what metering adds to a query API over HTTP, as middleware and as the proxy, one key, a page of 100 rows.
+"""G1, G2; G4, G5: what metering adds to a query API over HTTP, as middleware and as the proxy, one key, 100 rows.
 
 All sides run at the same time on the server that `quota gateway` uses, one worker each, and are asked in turns.
 """
@@ -34,14 +34,19 @@ _HERE = Path(__file__).parent
 # Name of each side: which application, and how its calls reach the ledger.
 ONE_BY_ONE = {"BENCH_COALESCE": "0"}
 LEASED = {"BENCH_LEASE": "1"}
-SIDES: dict[str, tuple[str, dict[str, str]]] = {
+_Sides = Mapping[str, tuple[str, dict[str, str]]]
+SIDES: _Sides = {
     "bare": ("bare", {}),
     "middleware": ("metered", {}),
     "middleware, one by one": ("metered", ONE_BY_ONE),
-    "middleware, leased": ("metered", LEASED),
     "plain proxy": ("PlainProxy", {}),
     "proxy": ("proxy", {}),
     "proxy, one by one": ("proxy", ONE_BY_ONE),
+}
+LEASED_SIDES: _Sides = {
+    "bare": ("bare", {}),
+    "middleware, leased": ("metered", LEASED),
+    "plain proxy": ("PlainProxy", {}),
     "proxy, leased": ("proxy", LEASED),
 }
 
@@ -61,12 +66,12 @@ class Side:
 
 
 @contextlib.contextmanager
-def _running(url: str) -> Iterator[tuple[dict[str, Side], bytes]]:
-    """Runs all sides; yields them and the request."""
+def _running(url: str, what: _Sides) -> Iterator[tuple[dict[str, Side], bytes]]:
+    """Runs sides, the bare API first; yields them and the request."""
     secret = prepared(url)
     with contextlib.ExitStack() as stack:
         sides: dict[str, Side] = {}
-        for name, (app, how) in SIDES.items():
+        for name, (app, how) in what.items():
             upstream = f"http://127.0.0.1:{sides['bare'].port if sides else 0}"
             environment = {"QUOTA_DATABASE_URL": url, "BENCH_UPSTREAM": upstream, **how}
             sides[name] = stack.enter_context(process(ASGI, app, environment))
@@ -142,29 +147,38 @@ def asked(bench: Bench, port: int, request: bytes, rate_per_s: float | None = No
         raise BenchError(str(error)) from error
 
 
-def g1(bench: Bench) -> dict[str, Any]:
-    """Closed loop: requests per second of every side."""
-    rates: dict[str, list[float]] = {side: [] for side in SIDES}
-    cpu_us: dict[str, list[float]] = {side: [] for side in SIDES}
-    with bench.copy("g1") as url, _running(url) as (sides, request):
+def rates(bench: Bench, part: str, judged: str, what: _Sides) -> dict[str, Any]:
+    """Closed loop: requests per second of every side; `judged` is compared with the plain proxy."""
+    found: dict[str, list[float]] = {side: [] for side in what}
+    answers = 0
+    cpu_us: dict[str, list[float]] = {side: [] for side in what}
+    with bench.copy(part.lower()) as url, _running(url, what) as (sides, request):
         for number in range(bench.options.rounds):
             for name, side in sides.items():
                 before_s, one = side.cpu_s(), asked(bench, side.port, request)
-                rates[name].append(one.per_second)
+                found[name].append(one.per_second)
+                answers += one.answers
                 cpu_us[name].append((side.cpu_s() - before_s) / max(one.answers, 1) * 1e6)
-            told = ", ".join(f"{side} {found[-1]:.0f}" for side, found in rates.items())
-            say(f"G1: round {number + 1}: requests per second: {told}")
+            told = ", ".join(f"{side} {each[-1]:.0f}" for side, each in found.items())
+            say(f"{part}: round {number + 1}: requests per second: {told}")
         books = books_of(url)
-    pairs = list(zip(rates["proxy"], rates["plain proxy"], strict=True))
-    medians = {side: round(statistics.median(found), 1) for side, found in rates.items()}
-    cpu = {side: round(statistics.median(found)) for side, found in cpu_us.items()}
-    return result("G1", pairs, met=not books["violations"], requests_per_s=medians, cpu_us=cpu, details=calls(books))
+    pairs = list(zip(found[judged], found["plain proxy"], strict=True))
+    medians = {side: round(statistics.median(each), 1) for side, each in found.items()}
+    cpu = {side: round(statistics.median(each)) for side, each in cpu_us.items()}
+    return result(
+        part,
+        pairs,
+        met=not books["violations"],
+        requests_per_s=medians,
+        cpu_us=cpu,
+        details=asked_and_booked(answers, books),
+    )
 
 
-def g2(bench: Bench) -> dict[str, Any]:
-    """Open loop at half of what the bare API can do at most: what a call takes longer."""
-    found: dict[str, list[Load]] = {side: [] for side in SIDES}
-    with bench.copy("g2") as url, _running(url) as (sides, request):
+def added(bench: Bench, part: str, judged: str, what: _Sides) -> dict[str, Any]:
+    """Open loop at half of what the bare API can do at most: what a call takes longer on the side that is `judged`."""
+    found: dict[str, list[Load]] = {side: [] for side in what}
+    with bench.copy(part.lower()) as url, _running(url, what) as (sides, request):
         peak = statistics.median(asked(bench, sides["bare"].port, request).per_second for _ in range(3))
         rate = peak / 2
         for number in range(bench.options.rounds):
@@ -172,11 +186,12 @@ def g2(bench: Bench) -> dict[str, Any]:
                 found[name].append(asked(bench, side.port, request, rate))
                 time.sleep(0.2)  # what a side could not keep up with is not the next one's
             told = ", ".join(f"{side} {percentile(x[-1].latencies_s, 50) * 1000:.2f}" for side, x in found.items())
-            say(f"G2: round {number + 1}: {rate:.0f} requests per second, p50 in ms: {told}")
+            say(f"{part}: round {number + 1}: {rate:.0f} requests per second, p50 in ms: {told}")
         books = books_of(url)
-    pairs = [(each * 1e6, TARGET_ADDED_S * 1e6) for each in _added_s(found, "middleware", 50)]
+    pairs = [(each * 1e6, TARGET_ADDED_S * 1e6) for each in _added_s(found, judged, 50)]
     peaks = {"bare_peak_per_s": round(peak, 1), **latencies(found, rate)}
-    return result("G2", pairs, met=not books["violations"], **peaks, details=calls(books))
+    answers = sum(one.answers for loads in found.values() for one in loads)
+    return result(part, pairs, met=not books["violations"], **peaks, details=asked_and_booked(answers, books))
 
 
 def latencies(found: Mapping[str, list[Load]], rate_per_s: float) -> dict[str, Any]:
@@ -201,8 +216,9 @@ def _added_s(found: Mapping[str, list[Load]], side: str, percent: float) -> list
     ]
 
 
-def calls(books: dict[str, int]) -> dict[str, int]:
-    return {"attempts": books["calls"], "successes": books["calls"], **books}
+def asked_and_booked(answers: int, books: dict[str, int]) -> dict[str, int]:
+    """What was asked and answered (a window with any other answer than 200 fails), and what the ledger has of it."""
+    return {"attempts": answers, "successes": answers, **books}
 
 
 def median_ms(loads: list[Load], percent: float) -> float:
@@ -210,15 +226,20 @@ def median_ms(loads: list[Load], percent: float) -> float:
 
 
 def books_of(url: str) -> dict[str, int]:
-    """What the ledger has of it: calls that were settled, holds that are left, violations."""
+    """What the ledger has of it: settled reservations and what they cost, holds that are left, violations."""
     with connect(url) as connection:
         row = connection.execute(
-            "SELECT count(*) FILTER (WHERE state = 'settled'), count(*) FILTER (WHERE state = 'held'),"
-            " (SELECT count(*) FROM quota.check()) FROM quota.reservations"
+            "SELECT count(*) FILTER (WHERE state = 'settled'), sum((booked->>'cost')::numeric),"
+            " count(*) FILTER (WHERE state = 'held'), (SELECT count(*) FROM quota.check()) FROM quota.reservations"
         ).fetchone()
     assert row is not None
-    return {"calls": int(row[0]), "holds_left": int(row[1]), "violations": int(row[2])}
+    return dict(zip(("settled", "booked", "holds_left", "violations"), (int(each or 0) for each in row), strict=True))
 
 
-assert {"G1", "G2"} <= PARTS.keys()
-RUN = {"G1": g1, "G2": g2}
+RUN = {
+    "G1": lambda bench: rates(bench, "G1", "proxy", SIDES),
+    "G2": lambda bench: added(bench, "G2", "middleware", SIDES),
+    "G4": lambda bench: rates(bench, "G4", "proxy, leased", LEASED_SIDES),
+    "G5": lambda bench: added(bench, "G5", "middleware, leased", LEASED_SIDES),
+}
+assert PARTS.keys() >= RUN.keys()

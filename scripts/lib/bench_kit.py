@@ -41,9 +41,11 @@ PARTS = {
     "G1": ("the gateway, one key: requests per second, against a plain proxy on the same server and client", 0.6),
     "G2": ("metering middleware, one key, at half the bare API's peak: what p50 it adds, against 1.5 ms", 1.0),
     "G3": ("metering middleware under Flask: requests per second, against Flask-Limiter with a durable Redis", 1.0),
+    "G4": ("as G1, the gateway with leases", 0.6),
+    "G5": ("as G2, the middleware with leases", 1.0),
 }
 # Of these more is better: calls per second. Of the others less is: CPU per call.
-RATES = {"P4", "P5", "P6", "P9", "P10", "P13", "G1", "G3"}
+RATES = {"P4", "P5", "P6", "P9", "P10", "P13", "G1", "G3", "G4"}
 SETTINGS = {"shared_buffers": "256MB", "max_wal_size": "4GB"}
 SHOWN = (
     "server_version", "fsync", "synchronous_commit", "full_page_writes", "wal_sync_method", "shared_buffers",

@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 import bench_redis
-from bench_gateway import asked, books_of, calls, latencies, must_answer, prepared, process, request_with
+from bench_gateway import asked, asked_and_booked, books_of, latencies, must_answer, prepared, process, request_with
 from bench_kit import PARTS, AbsentError, Bench, BenchError, percentile, result, say
 from http_load import Load
 
@@ -66,8 +66,9 @@ def g3(bench: Bench) -> dict[str, Any]:
             )
             say(f"G3: round {number + 1}: rate, and p50 in ms at {rate:.0f}/s: {told}")
         books, counted = books_of(url), int(bench_redis.asked(redis, "EVAL", COUNTED, 0))
-    for name, found in (("middleware", books["calls"]), ("Flask-Limiter", counted)):
-        if found < (answers := sum(load.answers for load in closed[name] + opened[name])):
+    answered = {name: sum(load.answers for load in closed[name] + opened[name]) for name in SIDES}
+    for name, found in (("middleware", books["settled"]), ("Flask-Limiter", counted)):
+        if found < (answers := answered[name]):
             raise BenchError(f"{name} has counted {found} calls of {answers}; what it limits is not what was asked")
     rates = {name: [load.per_second for load in loads] for name, loads in closed.items()}
     medians = {name: round(statistics.median(found), 1) for name, found in rates.items()}
@@ -77,7 +78,7 @@ def g3(bench: Bench) -> dict[str, Any]:
         met=not books["violations"],
         requests_per_s=medians,
         **latencies(opened, rate),
-        details=calls(books),
+        details=asked_and_booked(sum(answered.values()), books),
     )
 
 

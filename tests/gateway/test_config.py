@@ -14,6 +14,7 @@ from quota.config import ConfigError
 from quota.costs.rows import Request, fixed, id_count, minimum, page_limit, through_nodes
 from quota.gateway.config import GatewayConfig, read_config
 from quota.gateway.toml_lines import line_of
+from quota.metering import Leasing
 from tests.cli.conftest import said
 
 WHOLE = """\
@@ -60,6 +61,17 @@ estimate = { through_nodes = { page_limit = 300 }, calls = 3 }
 [[routes]]
 path = "/public/<path:rest>"
 metered = false
+leased = false
+
+[lease]
+size = 3000
+most = 9000
+leaves = 0.75
+from_per_s = 5
+callers = 7
+ttl = "40s"
+idle = "4s"
+post_every = "500ms"
 """
 
 
@@ -96,6 +108,17 @@ def test_everything_that_can_be_said(read: Callable[[str], GatewayConfig], tmp_p
     assert nodes.estimate == through_nodes(page_limit(300), 3)
     assert nodes.estimate(Request("GET", "/", "limit=100", {})) == 160
     assert not public.metered
+    assert [route.leased for route in (tables, series, nodes, public)] == [True, True, True, False]
+    assert config.lease is not None
+    assert config.lease.leasing() == Leasing(
+        size=3000, most=9000, leaves=Decimal("0.75"), from_per_s=5, callers=7, ttl=timedelta(seconds=40),
+        idle=timedelta(seconds=4), post_every=timedelta(milliseconds=500),
+    )  # fmt: skip
+    plain = WHOLE.partition("[lease]")[0]
+    assert read(plain).lease is None
+    short = read(plain + "[lease]\nsize = 5\n")
+    assert short.lease is not None
+    assert short.lease.leasing() == Leasing(size=5)
 
 
 def test_the_upstream_of_the_command_line_goes_first(tmp_path: Path) -> None:
@@ -146,6 +169,13 @@ MISTAKES = [
     ("minimum_charge = 2", "minimum_charge = 2.0", 25, "2.0: input should be a valid integer"),
     ("minimum_charge = 2", "minimal_charge = 2", 25, "minimal_charge: nothing has this name here"),
     ('on_timeout = "hold"', 'on_timeout = "release"', 27, "'charge' or 'hold'"),
+    ("size = 3000", "size = 0", 47, "0: input should be greater than or equal to 1"),
+    ("size = 3000\n", "", 46, "lease.size: it is missing"),
+    ("most = 9000", "most = 900", 46, "most 900 is less than size, 3000"),
+    ("leaves = 0.75", "leaves = 1", 49, "1 is no share; write 0 to below 1"),
+    ("from_per_s = 5", "from = 5", 50, "from: nothing has this name here"),
+    ('ttl = "40s"', 'ttl = "40"', 52, '"40" is no duration; write a number with its unit'),
+    ('idle = "4s"', 'idle = "2d"', 46, "at most a day"),
     ("headroom = 0.2", "headroom = 1.5", 29, "1.5 is no share; write 0 to below 1"),
     ("max_targets = 10", "max_targets = 0", 30, "0: input should be greater than or equal to 1"),
     ('["since", "until"]', '["since"]', 31, "it is missing"),

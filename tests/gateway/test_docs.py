@@ -20,14 +20,20 @@ def test_the_example_has_everything_in_it() -> None:
     ]  # fmt: skip
     fields = {name for table in config.routes for name in table.model_fields_set}
     assert fields >= {"estimate", "minimum_charge", "max_targets", "max_period", "upstream_timeout", "fail_open"}
+    assert config.lease is not None
+    assert config.lease.model_fields_set == set(type(config.lease).model_fields) - {"unit"}
     assert config.headers.model_fields_set == set(type(config.headers).model_fields)
 
 
 def test_the_least_and_the_mistake(tmp_path: Path) -> None:
-    (text,) = (block.text for block in blocks(PAGE) if block.language == "toml")
+    text, lease = (block.text for block in blocks(PAGE) if block.language == "toml")
     file = tmp_path / "gateway.toml"
     file.write_text(text)
     assert len(read_config(file).routes) == 1
+    assert read_config(file).lease is None
+    file.write_text(text + lease)
+    assert read_config(file).lease is not None
+    file.write_text(text)
     file.write_text(text.replace("page_limit", "page_limt"))
     with pytest.raises(ConfigError) as caught:
         read_config(file)

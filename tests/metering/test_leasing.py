@@ -94,6 +94,17 @@ def test_the_bucket_is_told_without_what_calls_hold(serve: Serve, beside: Connec
     assert 6900 < books.level() < 7100  # the ledger's has the lease taken out
 
 
+def test_requests_are_counted_out_of_the_lease_as_well(serve: Serve, books: Books, beside: Connection) -> None:
+    run(beside, SetLimit(books.subject, "calls", "requests", "budget", 100, period="1 hour"))
+    gateway = serve(leased())
+    begun(gateway, books)
+    for left in (98, 97, 96):
+        answer = gateway.ask(query="cost=1", headers=books.key)
+        assert f'"calls";r={left};' in answer.headers["ratelimit"]
+    gateway.close_leases()
+    assert (books.spent("calls"), books.reserved("calls"), len(own(books))) == (4, 0, 1)
+
+
 def test_who_asks_seldom_is_decided_one_by_one(serve: Serve, books: Books) -> None:
     gateway = serve(leased(Leasing(size=3000, from_per_s=4, post_every=timedelta(hours=1))))
     for _ in range(3):
