@@ -66,8 +66,8 @@ class MeteringMiddleware:
 
     async def close(self) -> None:
         """Gives back what is leased (`Policy.lease`). Done by itself before the application learns of its shutdown."""
-        for budget in self.meter.close():
-            await cast("AsyncLeasedBudget", budget).close()
+        # Together: where the ledger is away each of them waits for its deadline.
+        await asyncio.gather(*(cast("AsyncLeasedBudget", budget).close() for budget in self.meter.close()))
 
     async def _until_shutdown(self, receive: Receive) -> Message:
         message = await receive()

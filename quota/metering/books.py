@@ -53,7 +53,12 @@ class Snapshot:
 
 
 class Books(Protocol):
-    """Where a call is held and settled, and where its caller's balances are read."""
+    """Where a call is held and settled, and where its caller's balances are read.
+
+    Field: `keeps_details`, whether the details of a settlement are kept.
+    """
+
+    keeps_details: bool
 
     def plan(self, call: calls.Call[A], *, id_is_ours: bool = False) -> Plan[A]:
         """Plans a reserve, settle, release, adjust or extend; as `Client.plan`."""
@@ -70,6 +75,8 @@ class Ledger:
 
     Arguments: `client`, the ledger.
     """
+
+    keeps_details = True
 
     def __init__(self, client: Core) -> None:
         self.client = client

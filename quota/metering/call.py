@@ -257,8 +257,8 @@ class Call:
         if leased is not None:
             self._books = leased
             granted = yield from leased.reserving(self.estimate, route.ttl, self.id)
-            if granted is not None:
-                self._in_doubt = False
+            if granted is not None and granted.reservation is not None:
+                self.id, self._in_doubt = granted.reservation, False
                 return granted
             self._books = self._meter.ledger
         reserve = Reserve(
@@ -417,17 +417,19 @@ class Call:
             if missing:
                 self._meter.count("cost_header_missing", route, f"a {self._status} told no cost that can be read")
         cost = self._charged(route, cost)
-        details = {
-            **self.facts,
-            "route": route.name,
-            "estimate": self.estimate,
-            "cost": cost,
-            "status": self._status or None,
-            "latency_ms": round((time.monotonic() - self._began_s) * 1000),
-            "response_bytes": self._bytes,
-            "outcome": outcome,
-            "cost_header_missing": missing,
-        }
+        details: dict[str, Any] = {}
+        if self._books.keeps_details:
+            details = {
+                **self.facts,
+                "route": route.name,
+                "estimate": self.estimate,
+                "cost": cost,
+                "status": self._status or None,
+                "latency_ms": round((time.monotonic() - self._began_s) * 1000),
+                "response_bytes": self._bytes,
+                "outcome": outcome,
+                "cost_header_missing": missing,
+            }
         return Settle(
             self.id,
             {route.unit: cost},

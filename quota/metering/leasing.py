@@ -27,6 +27,7 @@ from quota.config import ConfigError
 from quota.errors import QuotaError, Unavailable
 from quota.lease import AsyncLeasedBudget, LeasedBudget
 from quota.lease.amounts import ZERO, Amounts, add, subtract
+from quota.lease.escrow import TTL_S
 from quota.metering.books import Ledger, Snapshot
 from quota.metering.identity import Identity
 
@@ -35,6 +36,7 @@ __all__ = ["Leased", "Leases", "Leasing"]
 A = TypeVar("A")
 
 _AMOUNT_MAX = 10**15
+_TTL = timedelta(seconds=TTL_S)
 # Whoever was refused a lease is near a cap, and decided one by one for so long.
 _REST_S = 5.0
 # A caller is not kept waiting long for balances that may be a little older.
@@ -110,12 +112,14 @@ class Leases:
             leased = self._leased.get(key)
             if self._closed or (leased is not None and now_s < leased.rests_until_s):
                 return None
-            if leased is not None and leased.has_lease:
-                return leased
-            if not self._asks_often(key, now_s) or not self._may_be_leased(identity):
-                return None
-            if leased is None and self._has_room():
-                leased = self._leased[key] = Leased(self._ledger, identity, self._terms)
+            if leased is None or not leased.has_lease:
+                if not self._asks_often(key, now_s) or not self._may_be_leased(identity):
+                    return None
+                if leased is None:
+                    if not self._has_room(now_s):
+                        return None
+                    leased = self._leased[key] = Leased(self._ledger, identity, self._terms)
+            leased.asked_s = now_s
             return leased
 
     def _asks_often(self, key: tuple[str, str], now_s: float) -> bool:
@@ -133,9 +137,9 @@ class Leases:
         known = self._ledger.terms(identity)
         return known is not None and _none_is_concurrent(known.states)
 
-    def _has_room(self) -> bool:
+    def _has_room(self, now_s: float) -> bool:
         if len(self._leased) >= self._terms.callers:
-            for key in [key for key, leased in self._leased.items() if not leased.is_at_work]:
+            for key in [key for key, leased in self._leased.items() if leased.is_over(now_s)]:
                 del self._leased[key]
         return len(self._leased) < self._terms.callers
 
@@ -168,14 +172,16 @@ class Leased:
     """One caller whose calls are decided here: their `Books`.
 
     Arguments: `ledger`; `identity`, the caller; `terms`.
+    Fields: `asked_s`, when it was asked for last; `rests_until_s`, until when the ledger decides (`time.monotonic`).
     """
+
+    keeps_details = False
 
     def __init__(self, ledger: Ledger, identity: Identity, terms: Leasing) -> None:
         self._ledger = ledger
-        self._identity = identity
         self._terms = terms
         self._seen: _Seen | None = None
-        self.rests_until_s = 0.0
+        self.asked_s = self.rests_until_s = 0.0
         client = ledger.client
         assert isinstance(client, AsyncClient | Client)
         # Both kinds take the same arguments, each its own kind of client.
@@ -198,17 +204,19 @@ class Leased:
         """True while calls can be granted from a lease."""
         return self.budget.escrow.current() is not None
 
-    @property
-    def is_at_work(self) -> bool:
-        """True while the ledger holds anything for it."""
-        return bool(self.budget.escrow.leases())
+    def is_over(self, now_s: float) -> bool:
+        """True when the ledger holds nothing for it, and nobody is about to take a lease."""
+        return now_s - self.asked_s > self._terms.idle.total_seconds() and not self.budget.escrow.leases()
 
     def reserving(self, cost: int, ttl: timedelta, identity: UUID) -> Plan[Reservation | None]:
         """Plans a hold out of the lease; None: the ledger is to decide, with nothing held back here.
 
-        Arguments: `cost`, in the unit of the leases; `ttl`, how long it lives; `identity`, its id.
+        Arguments: `cost`, in the unit of the leases; `ttl`, how long it lives; `identity`, its id, unless it gets one.
         """
-        reserve = self.budget.asked({self._terms.unit: cost}, ttl=ttl, id=identity)
+        costs = {self._terms.unit: cost}
+        if ttl == _TTL and (taken := self.budget.escrow.take(costs)) is not None:
+            return taken
+        reserve = self.budget.asked(costs, ttl=ttl, id=identity)
         try:
             answer = yield from self.plan(reserve, id_is_ours=True)
         except Unavailable:
@@ -229,29 +237,32 @@ class Leased:
 
     def settling(self, settle: Settle, identity: Identity) -> Plan[Snapshot | None]:
         """Plans a settlement, and what is left after it."""
-        yield from self.plan(settle)
+        if not isinstance(settle.id, UUID) or self.budget.escrow.close(settle.id.int, settle.costs) is None:
+            yield from self.plan(settle)
         return (yield from self.looking(identity))
 
     def looking(self, identity: Identity) -> Plan[Snapshot]:
         """Plans what is left: by a look at the ledger, unless the last one is young."""
-        seen = self._seen
-        if seen is None or time.monotonic() - seen.at_s >= self._terms.post_every.total_seconds():
-            seen = yield from self._look(identity, seen)
+        if (seen := self._known(1)) is None:
+            seen = yield from self._look(identity)
         return Snapshot(seen.states, self._shifts(seen))
 
-    def _look(self, identity: Identity, before: _Seen | None) -> Plan[_Seen]:
+    def _known(self, times: int) -> _Seen | None:
+        """What was seen last, unless that is so many times `post_every` ago."""
+        seen, most_s = self._seen, times * self._terms.post_every.total_seconds()
+        return None if seen is None or time.monotonic() - seen.at_s >= most_s else seen
+
+    def _look(self, identity: Identity) -> Plan[_Seen]:
         escrow, ledger = self.budget.escrow, self._ledger
-        asked_at_s = time.monotonic()
-        deadline_s = asked_at_s + ledger.client.timeout_s
+        deadline_s = time.monotonic() + ledger.client.timeout_s
         # Nobody takes, raises or returns a lease meanwhile: what the ledger has and what is free here belong together.
         while (other := escrow.turn()) is not None:
-            if before is not None:
-                return before
+            if (known := self._known(2)) is not None:
+                return known  # a little older, rather than wait for whoever is at the lease
             yield Join(other, deadline_s)
-            if self._seen is not None:
-                return self._seen
             if time.monotonic() >= deadline_s:
                 raise Unavailable("quota lease: the balances were not read in time")
+        before = self._seen
         try:
             asked_at_s = time.monotonic()
             snapshot = yield from ledger.client.plan(ledger.look(identity), min(_LOOK_S, ledger.client.timeout_s))
