@@ -13,7 +13,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal
 from typing import TypeVar
@@ -37,12 +37,12 @@ A = TypeVar("A")
 
 _AMOUNT_MAX = 10**15
 _TTL = timedelta(seconds=TTL_S)
-# Whoever was refused a lease is near a cap, and decided one by one for so long.
+# Whoever was refused a lease is near a cap, and decided one by one for so long; a ledger that is away is not looked at.
 _REST_S = 5.0
 # A caller is not kept waiting long for balances that may be a little older.
 _LOOK_S = 0.5
-# Each call is closed once, or twice where the first answer was lost.
-_REMEMBERED = 100
+# A call is closed once. What is kept longer than it lives makes the collector of garbage look through everything.
+_REMEMBERED = 1
 # So many callers' frequency is remembered.
 _SEEN = 10_000
 
@@ -181,6 +181,7 @@ class Leased:
         self._ledger = ledger
         self._terms = terms
         self._seen: _Seen | None = None
+        self._look_at_s = 0.0
         self.asked_s = self.rests_until_s = 0.0
         client = ledger.client
         assert isinstance(client, AsyncClient | Client)
@@ -235,47 +236,50 @@ class Leased:
         finally:
             self.budget.look_after()
 
-    def settling(self, settle: Settle, identity: Identity) -> Plan[Snapshot | None]:
-        """Plans a settlement, and what is left after it."""
+    def settling(self, settle: Settle, identity: Identity) -> Plan[None]:  # noqa: ARG002 - the protocol's
+        """Plans a settlement; what is left after it is a look of its own, which may fail by itself."""
         if not isinstance(settle.id, UUID) or self.budget.escrow.close(settle.id.int, settle.costs) is None:
             yield from self.plan(settle)
-        return (yield from self.looking(identity))
 
     def looking(self, identity: Identity) -> Plan[Snapshot]:
         """Plans what is left: by a look at the ledger, unless the last one is young."""
-        if (seen := self._known(1)) is None:
+        seen = self._seen
+        if seen is None or time.monotonic() >= self._look_at_s:
             seen = yield from self._look(identity)
         return Snapshot(seen.states, self._shifts(seen))
 
-    def _known(self, times: int) -> _Seen | None:
-        """What was seen last, unless that is so many times `post_every` ago."""
-        seen, most_s = self._seen, times * self._terms.post_every.total_seconds()
-        return None if seen is None or time.monotonic() - seen.at_s >= most_s else seen
-
     def _look(self, identity: Identity) -> Plan[_Seen]:
-        escrow, ledger = self.budget.escrow, self._ledger
-        deadline_s = time.monotonic() + ledger.client.timeout_s
-        # Nobody takes, raises or returns a lease meanwhile: what the ledger has and what is free here belong together.
+        began_s, before = time.monotonic(), self._seen
+        try:
+            seen = yield from self._look_in_turn(identity)
+        except Unavailable:
+            if before is None or began_s - before.at_s > self._terms.ttl.total_seconds():
+                raise
+            # Calls go on while the lease lives; what was seen last is told until then.
+            self._look_at_s = time.monotonic() + _REST_S
+            return before
+        if before is not None and _terms_of(before.states) != _terms_of(seen.states):
+            yield from self._give_back()  # other limits are in force: what was taken under the old ones returns
+        return seen
+
+    def _look_in_turn(self, identity: Identity) -> Plan[_Seen]:
+        """Looks while nobody takes, raises or returns a lease: what the ledger has and what is free belong together."""
+        escrow, client, post_every_s = self.budget.escrow, self._ledger.client, self._terms.post_every.total_seconds()
+        most_s = client.timeout_s if self._seen is None else min(_LOOK_S, client.timeout_s)
+        deadline_s = time.monotonic() + most_s
         while (other := escrow.turn()) is not None:
-            if (known := self._known(2)) is not None:
-                return known  # a little older, rather than wait for whoever is at the lease
+            if self._seen is not None and time.monotonic() < self._look_at_s + post_every_s:
+                return self._seen  # a little older, rather than wait for whoever is at the lease
             yield Join(other, deadline_s)
             if time.monotonic() >= deadline_s:
                 raise Unavailable("quota lease: the balances were not read in time")
-        before = self._seen
         try:
-            asked_at_s = time.monotonic()
-            snapshot = yield from ledger.client.plan(ledger.look(identity), min(_LOOK_S, ledger.client.timeout_s))
-            self._seen = seen = _Seen(asked_at_s, snapshot.states, *escrow.standing())
-        except Unavailable:
-            if before is None:
-                raise
-            # Calls go on while the lease lives; what was seen last is told until then.
-            self._seen = seen = replace(before, at_s=time.monotonic())
+            at_s = time.monotonic()
+            snapshot = yield from client.plan(self._ledger.look(identity), max(0.001, deadline_s - at_s))
+            self._seen = seen = _Seen(at_s, snapshot.states, *escrow.standing())
+            self._look_at_s = at_s + post_every_s
         finally:
             escrow.pass_turn()
-        if before is not None and _terms_of(before.states) != _terms_of(seen.states):
-            yield from self._give_back()  # other limits are in force: what was taken under the old ones returns
         return seen
 
     def _shifts(self, seen: _Seen) -> dict[str, Decimal]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any
@@ -262,6 +263,19 @@ def test_decisions_go_on_while_the_ledger_is_away_and_end_with_the_lease(
     assert gateway.ask(query="cost=1", headers=books.key).status == 503
     # As of a killed process: what was held and is not booked is charged.
     assert (books.spent(), books.reserved()) == (3001, 0)
+
+
+def test_what_was_seen_before_a_lease_could_begin_is_not_told(serve: Serve, books: Books, proxy: Proxy) -> None:
+    gateway = serve(leased(), url=proxy.url)
+    begun(gateway, books)
+    assert "ratelimit" in gateway.ask(query="cost=1", headers=books.key).headers
+    (known,) = gateway.meter.leases.get()._leased.values()
+    known._seen = replace(known._seen, at_s=known._seen.at_s - 31)
+    known._look_at_s = 0
+    proxy.frozen.set()
+    gateway.meter.client.timeout_s = 0.3
+    answer = gateway.ask(query="cost=1", headers=books.key)
+    assert (answer.status, "ratelimit" in answer.headers) == (200, False)
 
 
 def test_a_caller_of_another_tenant_is_leased_in_it(serve: Serve, beside: Connection) -> None:
