@@ -397,6 +397,35 @@ def test_what_is_idle_returns(escrow: Escrow, clock: Clock) -> None:
     assert escrow.current() is None
 
 
+def test_what_calls_have_taken_outlives_their_leases(escrow: Escrow, clock: Clock) -> None:
+    """It counts what is used and what is held, from the first lease on; what a call returns counts no more."""
+    lease = opened(escrow)
+    assert escrow.standing() == (usd(10), usd(0))
+    open_, other = key(escrow.take(usd(5))), key(escrow.take(usd(3)))
+    assert escrow.standing() == (usd(2), usd(8))
+    escrow.close(open_, usd(2))
+    assert escrow.standing() == (usd(5), usd(5))
+    escrow.retire(lease)
+    assert escrow.standing() == ({}, usd(5)), "nothing is free of a lease that has ended"
+    escrow.close(other, usd(1))
+    assert escrow.final_totals(lease) == usd(3)
+    escrow.gone(lease)
+    assert escrow.standing() == ({}, usd(3))
+    opened(escrow)
+    escrow.take(usd(4))
+    assert escrow.standing() == (usd(6), usd(7))
+
+
+def test_so_many_closed_calls_are_remembered_and_no_more(clock: Clock) -> None:
+    escrow = Escrow(terms(remember=2), clock)
+    opened(escrow)
+    keys = [key(escrow.take(usd(1))) for _ in range(5)]
+    for one in keys:
+        escrow.close(one, usd(1))
+    known = [escrow.settle(one, usd(1), True, "ok") is not None for one in keys]
+    assert known == [False, False, True, True, True]
+
+
 def test_a_lowering_in_doubt_seals_the_lease_and_one_that_failed_does_not(escrow: Escrow, clock: Clock) -> None:
     lease = opened(escrow)
     open_ = key(escrow.take(usd(5)))
@@ -454,6 +483,7 @@ def test_what_of_a_refusal_fits() -> None:
         ({"usd": 10}, {"ttl": timedelta(0)}, "not more than 0"),
         ({"usd": 10}, {"idle": timedelta(days=2)}, "at most 24 hours"),
         ({"usd": 10}, {"on_expiry": "forget"}, "neither"),
+        ({"usd": 10}, {"remember": 0}, "less than 1"),
     ],
 )
 def test_terms_that_cannot_mean_anything(size: dict[str, Any], named: dict[str, Any], problem: str) -> None:

@@ -24,7 +24,7 @@ from quota.calls import LimitState, Reservation, Settle
 from quota.client import AsyncClient, Client
 from quota.client.attempts import Join, Plan
 from quota.config import ConfigError
-from quota.errors import QuotaError, Unavailable
+from quota.errors import Unavailable
 from quota.lease import AsyncLeasedBudget, LeasedBudget
 from quota.lease.amounts import ZERO, Amounts, add, subtract
 from quota.lease.escrow import TTL_S
@@ -218,13 +218,8 @@ class Leased:
         if ttl == _TTL and (taken := self.budget.escrow.take(costs)) is not None:
             return taken
         reserve = self.budget.asked(costs, ttl=ttl, id=identity)
-        try:
-            answer = yield from self.plan(reserve, id_is_ours=True)
-        except Unavailable:
-            raise
-        except QuotaError:
-            answer = None  # of a caller who is not known any more, say: the ledger tells
-        if answer is not None and answer.granted:
+        answer = yield from self.plan(reserve, id_is_ours=True)
+        if answer.granted:
             return answer
         yield from self._give_back()
         return None

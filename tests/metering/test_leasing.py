@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from quota import AsyncClient, Client
-from quota.calls import CreateTenant, EnsureSubject, Freeze, RemoveLimit, Reserve, SetLimit, Settle
+from quota.calls import CreateTenant, EnsureSubject, Freeze, Release, RemoveLimit, Reserve, SetLimit, Settle
 from quota.client import run
 from quota.config import ConfigError
+from quota.ids import uuid7
 from quota.integrations import asgi
 from quota.metering import Identity, Leasing, Meter, Policy, Route, fixed
 from tests.client.proxy import Proxy
@@ -263,6 +264,19 @@ def test_decisions_go_on_while_the_ledger_is_away_and_end_with_the_lease(
     assert gateway.ask(query="cost=1", headers=books.key).status == 503
     # As of a killed process: what was held and is not booked is charged.
     assert (books.spent(), books.reserved()) == (3001, 0)
+
+
+def test_a_call_lives_as_long_as_its_route_says(serve: Serve, books: Books) -> None:
+    gateway = serve(leased())
+    begun(gateway, books)
+    gateway.ask(query="cost=1", headers=books.key)
+    (known,) = gateway.meter.leases.get()._leased.values()
+    lives = {}
+    for minutes in (10, 30):
+        answer = gateway.drive(known.reserving(1, timedelta(minutes=minutes), uuid7()))
+        lives[minutes] = answer.expires_at
+        gateway.drive(known.plan(Release(answer.reservation)))
+    assert timedelta(minutes=19) < lives[30] - lives[10] < timedelta(minutes=21)
 
 
 def test_what_was_seen_before_a_lease_could_begin_is_not_told(serve: Serve, books: Books, proxy: Proxy) -> None:
