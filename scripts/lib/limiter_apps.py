@@ -9,7 +9,7 @@ import os
 from typing import Any
 
 from flask import Flask, jsonify, request
-from gateway_apps import QUERY, ROWS
+from gateway_apps import LEASE, QUERY, ROWS
 from psycopg.rows import dict_row
 from psycopg_pool import ConnectionPool
 
@@ -17,7 +17,7 @@ from quota import Client, credentials
 from quota.config import Settings
 from quota.http.cost_header import set_cost
 from quota.integrations.wsgi import MeteringMiddleware
-from quota.metering import Policy, Route
+from quota.metering import Leasing, Policy, Route
 
 # As generous as the key's limits are, and windows that begin with the first request: Flask-Limiter's cheapest way.
 LIMITS = "1000000000 per second; 1000000000 per hour"
@@ -40,13 +40,18 @@ def bare() -> Flask:
     return app
 
 
-def metered() -> Flask:
+def metered(lease: Leasing | None = None) -> Flask:
     """The API in the middleware."""
     app = bare()
     client = Client(**Client.settings_of(Settings.from_env()), coalesce=True)
-    policy = Policy(routes=(Route("/v1/rows/<table>"),))
+    policy = Policy(routes=(Route("/v1/rows/<table>"),), lease=lease)
     app.wsgi_app = MeteringMiddleware(app.wsgi_app, client, policy)  # type: ignore[method-assign]
     return app
+
+
+def leased() -> Flask:
+    """The API in the middleware, with leases."""
+    return metered(Leasing(size=LEASE))
 
 
 def limited() -> Flask:
