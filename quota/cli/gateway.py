@@ -17,6 +17,7 @@ from quota.config import ConfigError
 
 if TYPE_CHECKING:
     from quota.gateway.config import GatewayConfig
+    from quota.metering import Policy, Route
 
 __all__ = ["gateway"]
 
@@ -71,10 +72,17 @@ def gateway(
 
 
 def _show(screen: Screen, config: GatewayConfig) -> None:
-    routes = [table.route() for table in config.routes]
+    from quota.metering import Policy  # of the gateway's packages
+
+    routes, lease = [table.route() for table in config.routes], config.lease
+    policy = Policy(routes=tuple(routes), lease=None if lease is None else lease.leasing())
     screen.document({
         "upstream": config.upstream,
-        "routes": [{"name": route.name, "metered": route.metered, "unit": route.unit} for route in routes],
+        "routes": [
+            {"name": route.name, "metered": route.metered, "unit": route.unit, "leased": policy.leases(route)}
+            for route in routes
+        ],
+        "lease": None if lease is None else {"size": lease.size, "unit": lease.unit, "from_per_s": lease.from_per_s},
         "keys": config.keys,
         "oauth_issuer": config.oauth.issuer if config.oauth else None,
     })  # fmt: skip
@@ -85,5 +93,12 @@ def _show(screen: Screen, config: GatewayConfig) -> None:
         "bounds": [str(len(route.bounds)) for route in routes],
         "least": [str(route.minimum_charge) for route in routes],
         "on timeout": [route.on_timeout for route in routes],
+        "decided by": [_decided_by(policy, route) for route in routes],
         "ledger away": ["pass some" if route.fail_open else "refuse" for route in routes],
     })  # fmt: skip
+
+
+def _decided_by(policy: Policy, route: Route) -> str:
+    if not route.metered:
+        return "-"
+    return f"lease of {policy.lease.size}" if policy.lease and policy.leases(route) else "ledger"

@@ -118,9 +118,7 @@ class Meter:
     def leased(self, route: Route, identity: Identity, estimate: int) -> Leased | None:
         """Returns the books of a call that is decided out of a lease; None: the ledger decides it."""
         lease = self.policy.lease
-        if lease is None or self.leases is None or not route.leased or route.unit != lease.unit:
-            return None
-        if estimate > lease.size or route.headroom > lease.leaves:
+        if lease is None or self.leases is None or estimate > lease.size or not self.policy.leases(route):
             return None
         return self.leases.get().of(identity)
 

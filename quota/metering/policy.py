@@ -171,6 +171,13 @@ class Policy:
         # Matching takes longer than all the rest of it, and most paths are asked for again.
         return self._known(method, path) if len(path) <= _PATH_REMEMBERED else self._matched(method, path)
 
+    def leases(self, route: Route) -> bool:
+        """True when calls of a route may be decided out of a lease."""
+        lease = self.lease
+        if lease is None or not route.leased or not route.metered:
+            return False
+        return route.unit == lease.unit and route.headroom <= lease.leaves
+
     def _matched(self, method: str, path: str) -> Route | None:
         try:
             found: Route = self._paths.match(path, method=method)[0]

@@ -218,8 +218,14 @@ def test_check_shows_the_routes_and_starts_nothing(capsys: pytest.CaptureFixture
     shown = said(capsys, "gateway", "--config", str(file), "--check")
     assert shown.code == 0
     assert "series" in shown.out
+    assert [line.split()[-2] for line in shown.out.splitlines() if line.startswith(("/v1/tables", "/public"))] == [
+        "3000",
+        "-",
+    ]
     document = json.loads(said(capsys, "gateway", "--config", str(file), "--check", "--json").out)
     assert [route["name"] for route in document["routes"]][:2] == ["/v1/tables", "series"]
+    assert [route["leased"] for route in document["routes"]] == [True, True, True, False]
+    assert document["lease"] == {"size": 3000, "unit": "cost", "from_per_s": 5}
     file.write_text(WHOLE.replace("fixed = 1", "fixed = -1"))
     failed = said(capsys, "gateway", "--config", str(file))
     assert failed.code == 2
