@@ -244,10 +244,10 @@ class LeaseTable(_Table):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if self.most is not None and self.most < self.size:
-            raise ValueError(f"most {self.most} is less than size, {self.size}; write at least as much")
-        if max(self.ttl, self.idle, self.post_every) > timedelta(days=1):
-            raise ValueError('ttl, idle and post_every are at most a day; write a shorter one, such as "30s"')
+        try:
+            self.leasing()
+        except ConfigError as error:
+            raise ValueError(str(error).removeprefix("lease: ")) from None
         return self
 
     def leasing(self) -> Leasing:

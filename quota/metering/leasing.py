@@ -87,7 +87,7 @@ class Leasing:
         for name in ("ttl", "idle", "post_every"):
             span: timedelta = getattr(self, name)
             if not timedelta(0) < span <= timedelta(hours=24):
-                raise ConfigError(f"lease: {name} {span}; give more than 0 and at most 24 hours")
+                raise ConfigError(f"lease: {name} {span}; give more than 0 and at most a day")
 
 
 class Leases:
